@@ -1,0 +1,64 @@
+# Every target does the set-up it needs; the second time that is quick.
+SHELL := /bin/bash
+export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
+PY := .venv/bin/python
+BIN := src/atoll/_bin
+JOBS ?= 2
+.DEFAULT_GOAL := help
+
+.PHONY: help setup hello test test-long lint fmt bench binaries system system-test clean lock proto sdk
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+setup: system .venv/.done binaries ## system packages, .venv with atoll in it, guest agent and launcher
+
+hello: setup ## run a Python hello in a sandbox
+	@.venv/bin/atoll sandbox run "import platform; print('hello from', platform.node())" --lang python --raw
+
+system:
+	@scripts/install-system.sh run
+
+system-test:
+	@scripts/install-system.sh test
+
+.venv/.done: pyproject.toml requirements.lock
+	@test -x .venv/bin/python || $$(command -v /usr/bin/python3 || command -v python3) -m venv .venv
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+binaries: $(BIN)/atoll-guest $(BIN)/atoll-launch
+
+$(BIN)/atoll-guest: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src guest/.cargo -type f 2>/dev/null)
+	@cd guest && cargo build --release --locked --quiet
+	@mkdir -p $(BIN) && cp guest/target/release/atoll-guest $@.new && mv $@.new $@
+
+$(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launcher/src launcher/.cargo -type f 2>/dev/null)
+	@cd launcher && cargo build --release --locked --quiet
+	@mkdir -p $(BIN) && cp launcher/target/release/atoll-launch $@.new && mv $@.new $@
+
+lint: setup ## ruff, mypy --strict, clippy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
+	@cd launcher && cargo clippy --quiet --all-targets --locked -- -D warnings
+
+fmt: .venv/.done ## format everything
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+	@cd guest && cargo fmt; cd ../launcher && cargo fmt
+
+test: setup system-test ## every test: Rust, Python, TypeScript
+	@scripts/test.sh
+
+test-long: setup system-test ## the same tests with the full counts
+	@ATOLL_TEST_LONG=1 scripts/test.sh
+
+bench: setup system-test ## timings beside bare-host figures of the same run
+	@$(PY) -m bench
+
+lock: ## write requirements.lock anew
+	@.venv/bin/python -m pip install --quiet uv && .venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --extra dev --python-version 3.11 pyproject.toml --output-file requirements.lock scripts/build-requirements.in
+
+clean:
+	rm -rf .venv guest/target launcher/target $(BIN) .mypy_cache .ruff_cache .pytest_cache
