@@ -18,6 +18,7 @@ hello: setup ## run a Python hello in a sandbox
 
 system:
 	@scripts/install-system.sh run
+	@scripts/install-runsc.sh
 
 system-test:
 	@scripts/install-system.sh test
