@@ -1,0 +1,159 @@
+"""The audit log: who did what to which sandbox, when, from where, with what result.
+
+JSON lines, appended and never rewritten. Each line carries the hash of the line before it, so that an edit, a removed or an
+inserted line breaks the chain at that place and `verify` names it. A cut at the very end cannot be seen from the file alone:
+the newest hash is therefore also kept in `<log>.head`, which is replaced after each append.
+"""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+GENESIS = "0" * 64
+_ROTATE_BYTES = 64 << 20
+_MAX_TEXT = 2048
+
+
+class Verdict(NamedTuple):
+    """What `verify` found: how many records hold, and the first place that does not."""
+
+    ok: bool
+    records: int
+    problem: str = ""
+
+
+def _digest(previous: str, body: str) -> str:
+    return hashlib.sha256(f"{previous}\n{body}".encode()).hexdigest()
+
+
+def _short(value: Any) -> Any:
+    """Keep records bounded: text that a caller or a guest chose may be any length."""
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        return value[:_MAX_TEXT] + f"...({len(value)} characters)"
+    if isinstance(value, dict):
+        return {str(k): _short(v) for k, v in list(value.items())[:64]}
+    if isinstance(value, list | tuple):
+        return [_short(v) for v in list(value)[:64]]
+    return value
+
+
+class Audit:
+    """One writer per state directory. A record that cannot be written stops the action: `record` raises."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path = directory / "audit.jsonl"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._fd).st_size
+        self._seq, self._head = self._resume()
+
+    def record(
+        self, who: str, action: str, sandbox: str = "", result: str = "ok", *, source: str = "", **details: Any
+    ) -> None:
+        """Append one record; it is in the file when this returns."""
+        with self._lock:
+            body = json.dumps(
+                {
+                    "seq": self._seq + 1,
+                    "at": round(time.time(), 3),
+                    "who": who,
+                    "action": action,
+                    "sandbox": sandbox,
+                    "result": result,
+                    "source": source,
+                    "details": _short(details),
+                },
+                sort_keys=True,
+                separators=(",", ":"),
+            )
+            head = _digest(self._head, body)
+            line = f'{{"hash":"{head}","record":{body}}}\n'.encode()
+            os.write(self._fd, line)
+            self._seq, self._head = self._seq + 1, head
+            self._size += len(line)
+            self._write_head()
+            if self._size > _ROTATE_BYTES:
+                self._rotate()
+
+    def files(self) -> list[Path]:
+        """All segments, oldest first."""
+        old = sorted(self._directory.glob("audit.*.jsonl"), key=lambda p: int(p.name.split(".")[1]))
+        return [*old, self._path]
+
+    def read(self, *, sandbox: str = "", who: str = "", after: int = 0) -> Iterator[dict[str, Any]]:
+        for path in self.files():
+            with open(path, encoding="utf-8") as lines:
+                for line in lines:
+                    record = json.loads(line)["record"]
+                    if record["seq"] > after and sandbox in ("", record["sandbox"]) and who in ("", record["who"]):
+                        yield record
+
+    def verify(self) -> Verdict:
+        """Walk the whole chain."""
+        with self._lock:
+            return verify(self._directory)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _write_head(self) -> None:
+        fresh = self._directory / "audit.head.new"
+        fresh.write_text(f"{self._seq} {self._head}\n")
+        fresh.replace(self._directory / "audit.head")
+
+    def _rotate(self) -> None:
+        os.close(self._fd)
+        self._path.rename(self._directory / f"audit.{self._seq}.jsonl")
+        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = 0
+
+    def _resume(self) -> tuple[int, str]:
+        """Go on after the last whole line; half a line of a crash is cut off, it was never acknowledged."""
+        for path in reversed(self.files()):
+            with open(path, "rb") as file:
+                file.seek(max(0, os.path.getsize(path) - (1 << 18)))
+                tail = file.read()
+            if path == self._path and tail and not tail.endswith(b"\n"):
+                whole = tail.rfind(b"\n") + 1
+                os.ftruncate(self._fd, self._size - len(tail) + whole)
+                self._size -= len(tail) - whole
+                tail = tail[:whole]
+            lines = tail.splitlines()
+            if lines:
+                last = json.loads(lines[-1])
+                return int(last["record"]["seq"]), str(last["hash"])
+        return 0, GENESIS
+
+
+def verify(directory: Path) -> Verdict:
+    """Check a log directory: sequence, hashes, and that the newest hash is the one that was written last."""
+    head, seq = GENESIS, 0
+    segments = sorted(directory.glob("audit.*.jsonl"), key=lambda p: int(p.name.split(".")[1]))
+    for path in [*segments, directory / "audit.jsonl"]:
+        if not path.exists():
+            continue
+        with open(path, encoding="utf-8", errors="surrogateescape") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{path.name} line {number}"
+                try:
+                    entry = json.loads(line)
+                    record, claimed = entry["record"], entry["hash"]
+                    body = json.dumps(record, sort_keys=True, separators=(",", ":"))
+                except (ValueError, KeyError, TypeError):
+                    return Verdict(False, seq, f"{where} is not a record")
+                if record.get("seq") != seq + 1:
+                    return Verdict(False, seq, f"{where}: expected record {seq + 1}, found {record.get('seq')}")
+                head, seq = _digest(head, body), seq + 1
+                if claimed != head:
+                    return Verdict(False, seq - 1, f"{where}: record {seq} was changed")
+    newest = directory / "audit.head"
+    if newest.exists() and newest.read_text().split() != [str(seq), head]:
+        return Verdict(False, seq, f"the log ends at record {seq}, but {newest.read_text().split()[0]} were written")
+    return Verdict(True, seq)
