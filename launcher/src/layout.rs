@@ -1,0 +1,202 @@
+//! Puts the sandbox's tree together: disk, overlays, binds. Runs in a mount namespace nobody else is in.
+
+use crate::failure::{Failure, Result};
+use crate::mounts;
+use crate::order::{Bind, Disk, Overlay, Source, Start};
+use crate::{loopdev, sys};
+use std::collections::HashMap;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
+
+pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<()> {
+    // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
+    let lowers = order.overlays.iter().map(|o| lower_trees(o, user_ns)).collect::<Result<Vec<_>>>()?;
+    let sources = order.binds.iter().map(|b| given_source(b, fds)).collect::<Result<Vec<_>>>()?;
+    mounts::private_namespace()?;
+    stage(&order.stage)?;
+    let mut disks = Disks::new(&order.disk)?;
+    for (overlay, trees) in order.overlays.iter().zip(&lowers) {
+        mount_overlay(overlay, trees, base, disks.own())?;
+    }
+    let root = sys::open_path(libc::AT_FDCWD, c"root", libc::O_PATH | libc::O_DIRECTORY, "mount")?;
+    for (bind, source) in order.binds.iter().zip(sources) {
+        let tree = match source {
+            Some(tree) => tree,
+            None => disks.directory(&bind.source)?,
+        };
+        mounts::restrict(&tree, bind.read_only, bind.idmap.then_some(user_ns))?;
+        let target = mountpoint(root.as_raw_fd(), &bind.target, base, is_directory(&tree)?)?;
+        mounts::attach(&tree, target.as_raw_fd())?;
+    }
+    for name in &order.mountpoints {
+        mountpoint(root.as_raw_fd(), name, base, true)?;
+    }
+    if order.read_only_root {
+        for overlay in &order.overlays {
+            let path = sys::c(&format!("root/{}", overlay.target))?;
+            mounts::restrict(&sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH, "mount")?, true, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// A tmpfs to work in. It is traversable by all: the engine's init walks through it with the sandbox's own id.
+fn stage(path: &str) -> Result<()> {
+    let path = sys::c(path)?;
+    // Not through mounts::mount(): a loop device node may have to live here, and this tmpfs is not part of the sandbox.
+    // SAFETY: all strings are NUL-terminated.
+    let done = unsafe {
+        libc::mount(c"atoll".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), libc::MS_NOSUID, c"mode=0711,size=1m".as_ptr().cast())
+    };
+    sys::check(done.into(), "mount", format!("tmpfs on {}", path.to_string_lossy()))?;
+    mounts::chdir(&path)?;
+    sys::mkdir(libc::AT_FDCWD, c"root", 0o755, "mount").map(|_| ())
+}
+
+fn lower_trees(overlay: &Overlay, user_ns: &OwnedFd) -> Result<Vec<OwnedFd>> {
+    let one = |path: &String| {
+        let tree = mounts::clone_tree(libc::AT_FDCWD, &sys::c(path)?)?;
+        mounts::restrict(&tree, true, Some(user_ns))?;
+        Ok(tree)
+    };
+    overlay.lowers.iter().map(one).collect()
+}
+
+fn given_source(bind: &Bind, fds: &[OwnedFd]) -> Result<Option<OwnedFd>> {
+    let Source::Fd(index) = bind.source else { return Ok(None) };
+    let fd = fds.get(index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
+    mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
+}
+
+/// The file systems behind the sandbox: its own disk, and those of sandboxes whose workspace it shares.
+struct Disks {
+    own: OwnedFd,
+    others: HashMap<String, OwnedFd>,
+}
+
+impl Disks {
+    fn new(disk: &Disk) -> Result<Self> {
+        sys::mkdir(libc::AT_FDCWD, c"disk", 0o700, "disk")?;
+        match disk {
+            Disk::Image(image) => mount_image(image, "disk")?,
+            Disk::Tmpfs(size) => {
+                let options = sys::c(&format!("mode=0700,size={size}"))?;
+                mounts::mount(c"atoll", c"disk", c"tmpfs", 0, &options)?;
+            }
+        }
+        let own = sys::open_path(libc::AT_FDCWD, c"disk", libc::O_RDONLY | libc::O_DIRECTORY, "disk")?;
+        Ok(Disks { own, others: HashMap::new() })
+    }
+
+    fn own(&self) -> RawFd {
+        self.own.as_raw_fd()
+    }
+
+    /// A detached mount of one directory of a disk. Its root belongs to id 0, plain: idmapping shifts it per sandbox.
+    fn directory(&mut self, source: &Source) -> Result<OwnedFd> {
+        let (disk, name) = match source {
+            Source::Disk(name) => (self.own.as_raw_fd(), name),
+            Source::Image { image, directory } => (self.other(image)?, directory),
+            Source::Fd(_) => return Err(Failure::new("order", "not a directory of a disk".into())),
+        };
+        let name = plain_name(name)?;
+        sys::mkdir(disk, &name, 0o755, "disk")?;
+        mounts::clone_tree(disk, &name)
+    }
+
+    fn other(&mut self, image: &str) -> Result<RawFd> {
+        if !self.others.contains_key(image) {
+            let place = format!("disk{}", self.others.len());
+            let path = sys::c(&place)?;
+            sys::mkdir(libc::AT_FDCWD, &path, 0o700, "disk")?;
+            mount_image(image, &place)?;
+            let disk = sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY | libc::O_DIRECTORY, "disk")?;
+            self.others.insert(image.to_string(), disk);
+        }
+        self.others.get(image).map(AsRawFd::as_raw_fd).ok_or_else(|| Failure::new("disk", image.to_string()))
+    }
+}
+
+fn mount_image(image: &str, place: &str) -> Result<()> {
+    let (_device, node) = loopdev::attach(&sys::c(image)?)?;
+    mounts::mount(&sys::c(&node)?, &sys::c(place)?, c"ext4", libc::MS_NOATIME, c"")
+}
+
+/// A single component: an order can not reach beside the disk.
+fn plain_name(name: &str) -> Result<std::ffi::CString> {
+    if name.is_empty() || name == "." || name == ".." || name.contains('/') {
+        return Err(Failure::new("order", format!("{name:?} is not a plain name")));
+    }
+    sys::c(name)
+}
+
+fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd) -> Result<()> {
+    plain_name(&overlay.name)?;
+    let (upper, work) = (format!("upper-{}", overlay.name), format!("work-{}", overlay.name));
+    for (name, owner) in [(&upper, base), (&work, 0)] {
+        let name = sys::c(name)?;
+        if sys::mkdir(disk, &name, 0o755, "disk")? {
+            sys::chown(disk, &name, owner, "disk")?;
+        }
+    }
+    let mut stack = Vec::new();
+    for (index, tree) in trees.iter().enumerate() {
+        let place = format!("{}{index}", overlay.name);
+        let path = sys::c(&place)?;
+        sys::mkdir(libc::AT_FDCWD, &path, 0o700, "mount")?;
+        let on = sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH, "mount")?;
+        mounts::attach(tree, on.as_raw_fd())?;
+        stack.push(place);
+    }
+    let options = format!("lowerdir={},upperdir=disk/{upper},workdir=disk/{work},{OVERLAY_OPTIONS}", stack.join(":"));
+    let target = if overlay.target.is_empty() {
+        sys::c("root")?
+    } else {
+        let root = sys::open_path(libc::AT_FDCWD, c"root", libc::O_PATH | libc::O_DIRECTORY, "mount")?;
+        let name = plain_name(&overlay.target)?;
+        mountpoint(root.as_raw_fd(), &overlay.target, base, true)?;
+        sys::c(&format!("root/{}", name.to_string_lossy()))?
+    };
+    mounts::mount(c"overlay", &target, c"overlay", libc::MS_NOATIME, &sys::c(&options)?)
+}
+
+fn is_directory(tree: &OwnedFd) -> Result<bool> {
+    // SAFETY: stat is plain data.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let flags = libc::AT_EMPTY_PATH;
+        sys::check(libc::fstatat(tree.as_raw_fd(), c"".as_ptr(), &mut stat, flags).into(), "mount", "fstat")?;
+        Ok(stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
+    }
+}
+
+/// Open the place to mount on, making what is missing. The tree may be an earlier sandbox's own work, so nothing in it is trusted:
+/// a link on the way is refused, and what is there must be of the kind that is needed.
+fn mountpoint(root: RawFd, path: &str, base: u32, directory: bool) -> Result<OwnedFd> {
+    let parts: Vec<&str> = path.split('/').filter(|p| !p.is_empty()).collect();
+    if parts.is_empty() || parts.iter().any(|p| *p == "." || *p == "..") {
+        return Err(Failure::new("order", format!("{path:?} is not a mount point")));
+    }
+    let mut here = mounts::open_inside(root, c".")?;
+    for (index, part) in parts.iter().enumerate() {
+        let name = sys::c(part)?;
+        let last = index + 1 == parts.len();
+        if !last || directory {
+            if sys::mkdir(here.as_raw_fd(), &name, 0o755, "mountpoint")? {
+                sys::chown(here.as_raw_fd(), &name, base, "mountpoint")?;
+            }
+        } else {
+            let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;
+            match sys::open_path(here.as_raw_fd(), &name, flags, "mountpoint") {
+                Err(failure) if failure.errno() == Some(libc::EEXIST) => {}
+                made => drop(made?),
+            }
+        }
+        here = mounts::open_inside(here.as_raw_fd(), &name)?;
+        if is_directory(&here)? != (!last || directory) {
+            return Err(Failure::new("mountpoint", format!("/{path}: {part} is not of the kind needed here")));
+        }
+    }
+    Ok(here)
+}

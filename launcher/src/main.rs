@@ -1,0 +1,77 @@
+//! atoll-launch: makes one sandbox's namespaces and mounts where nobody else sees them, then becomes its engine.
+//!
+//! Two phases over a SOCK_SEQPACKET socket on fd 0, one JSON object per message. `prepare` runs at once: user and network
+//! namespace are made, `{"ready": true}` goes out with the network namespace as a descriptor, and the process waits; it may
+//! wait long, that is how namespaces are made ahead of time. A `start` message then brings the mounts and, as descriptors,
+//! the boot message, the boot log, the agent's listening socket and the sources of binds. EOF ends the process. Whatever
+//! happens, everything made here belongs to this process alone, so the kernel takes it away with the process.
+
+mod channel;
+mod failure;
+mod layout;
+mod loopdev;
+mod mounts;
+mod namespaces;
+mod order;
+mod sys;
+
+use failure::{Failure, Result};
+use std::ffi::CString;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// Where the engine finds what it inherits. Only `LISTEN` is passed on into the sandbox (`--preserve-fds 1`).
+const LISTEN: i32 = 3;
+const USER_NS: i32 = 4;
+const NET_NS: i32 = 5;
+
+fn main() {
+    let code = match run() {
+        Ok(()) => 0,
+        Err(failure) => {
+            channel::send(&failure.to_json(), None);
+            1
+        }
+    };
+    std::process::exit(code);
+}
+
+fn run() -> Result<()> {
+    let mut args = std::env::args().skip(1);
+    let base = number(args.next())?;
+    let count = number(args.next())?;
+    sys::detach_from_terminal();
+    let spaces = namespaces::make(base, count)?;
+    channel::send("{\"ready\":true}", Some(&spaces.net));
+    let Some((text, fds)) = channel::receive()? else { return Ok(()) };
+    let order = order::parse(&text)?;
+    layout::build(&order, base, &spaces.user, &fds)?;
+    channel::send("{\"mounted\":true}", None);
+    become_engine(&order, spaces, fds)
+}
+
+fn number(arg: Option<String>) -> Result<u32> {
+    arg.and_then(|a| a.parse().ok()).ok_or_else(|| Failure::new("usage", "usage: atoll-launch BASE COUNT".into()))
+}
+
+/// Put the descriptors where the engine expects them and exec it. Returns only if that failed.
+fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: Vec<OwnedFd>) -> Result<()> {
+    let argv = order.argv.iter().map(|a| CString::new(a.as_bytes())).collect::<std::result::Result<Vec<_>, _>>();
+    let argv = argv.map_err(|_| Failure::new("engine", "NUL in the engine's arguments".into()))?;
+    let env: Vec<CString> = order.env.iter().filter_map(|e| CString::new(e.as_bytes()).ok()).collect();
+    let [boot, log, listen, ..] = fds.as_slice() else {
+        return Err(Failure::new("order", "boot, log and listening descriptors are missing".into()));
+    };
+    // Everything we hold is above 16 (see `sys::lift`), so none of these dup2 calls overwrites another's source.
+    sys::place(boot.as_raw_fd(), 0)?;
+    sys::place(log.as_raw_fd(), 1)?;
+    sys::place(log.as_raw_fd(), 2)?;
+    sys::place(listen.as_raw_fd(), LISTEN)?;
+    sys::place(spaces.user.as_raw_fd(), USER_NS)?;
+    sys::place(spaces.net.as_raw_fd(), NET_NS)?;
+    sys::close_from(NET_NS + 1)?;
+    std::mem::forget((spaces, fds));
+    let error = sys::exec(&argv, &env);
+    // The channel is gone by now: the log is where this is read.
+    eprintln!("cannot run {}: {error}", order.argv.first().map_or("", String::as_str));
+    std::process::exit(127)
+}

@@ -1,0 +1,117 @@
+//! Mounts by descriptor: a path is looked up once and then never again, so nothing can be swapped underneath.
+
+use crate::failure::{Failure, Result};
+use crate::sys;
+use std::ffi::CStr;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+
+const OPEN_TREE_CLONE: libc::c_uint = 1;
+const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 0x4;
+const MOVE_MOUNT_T_EMPTY_PATH: libc::c_uint = 0x40;
+const ATTR_RDONLY: u64 = 0x1;
+const ATTR_NOSUID: u64 = 0x2;
+const ATTR_NODEV: u64 = 0x4;
+const ATTR_IDMAP: u64 = 0x0010_0000;
+
+#[repr(C)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_ns: u64,
+}
+
+/// A detached copy of the mount at `path` (or at `at` itself when empty), without what is mounted below it.
+pub fn clone_tree(at: RawFd, path: &CStr) -> Result<OwnedFd> {
+    let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as libc::c_uint | libc::AT_SYMLINK_NOFOLLOW as libc::c_uint;
+    if path.is_empty() {
+        flags |= libc::AT_EMPTY_PATH as libc::c_uint;
+    }
+    // SAFETY: path is NUL-terminated.
+    let fd = unsafe { libc::syscall(libc::SYS_open_tree, at, path.as_ptr(), flags) };
+    sys::owned(fd, "mount", format!("open_tree {}", path.to_string_lossy()))
+}
+
+/// Close a detached mount down: never devices or setuid, read-only if asked, ids shifted into the sandbox's range if given.
+pub fn restrict(tree: &OwnedFd, read_only: bool, user_ns: Option<&OwnedFd>) -> Result<()> {
+    let mut attr = MountAttr { set: ATTR_NOSUID | ATTR_NODEV, clear: 0, propagation: 0, user_ns: 0 };
+    if read_only {
+        attr.set |= ATTR_RDONLY;
+    }
+    if let Some(user_ns) = user_ns {
+        attr.set |= ATTR_IDMAP;
+        attr.user_ns = user_ns.as_raw_fd() as u64;
+    }
+    // SAFETY: attr is the kernel's struct mount_attr, its size given.
+    let done = unsafe {
+        let size = std::mem::size_of::<MountAttr>();
+        libc::syscall(libc::SYS_mount_setattr, tree.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, &attr, size)
+    };
+    sys::check(done, if user_ns.is_some() { "idmap" } else { "mount" }, "mount_setattr").map(|_| ())
+}
+
+pub fn attach(tree: &OwnedFd, on: RawFd) -> Result<()> {
+    let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
+    // SAFETY: two descriptors and two empty strings.
+    let done =
+        unsafe { libc::syscall(libc::SYS_move_mount, tree.as_raw_fd(), c"".as_ptr(), on, c"".as_ptr(), flags) };
+    sys::check(done, "mount", "move_mount").map(|_| ())
+}
+
+/// A mount namespace of our own from which nothing flows back to the host's.
+pub fn private_namespace() -> Result<()> {
+    // SAFETY: no pointers but static strings.
+    unsafe {
+        sys::check(libc::unshare(libc::CLONE_NEWNS).into(), "mount", "unshare(mount)")?;
+        let flags = libc::MS_REC | libc::MS_PRIVATE;
+        let done = libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null());
+        sys::check(done.into(), "mount", "make private").map(|_| ())
+    }
+}
+
+pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Result<()> {
+    let flags = flags | libc::MS_NOSUID | libc::MS_NODEV;
+    // SAFETY: all strings are NUL-terminated.
+    let done = unsafe {
+        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
+    };
+    let about = format!("mount {} on {}", kind.to_string_lossy(), target.to_string_lossy());
+    sys::check(done.into(), "mount", about).map(|_| ())
+}
+
+pub fn chdir(path: &CStr) -> Result<()> {
+    // SAFETY: path is NUL-terminated.
+    sys::check(unsafe { libc::chdir(path.as_ptr()) }.into(), "mount", path.to_string_lossy()).map(|_| ())
+}
+
+/// Look up a name beneath `root`; a symbolic link anywhere on the way is an error.
+pub fn open_inside(root: RawFd, path: &CStr) -> Result<OwnedFd> {
+    const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
+    const RESOLVE_NO_SYMLINKS: u64 = 0x04;
+    const RESOLVE_BENEATH: u64 = 0x08;
+    #[repr(C)]
+    struct OpenHow {
+        flags: u64,
+        mode: u64,
+        resolve: u64,
+    }
+    let how = OpenHow {
+        flags: (libc::O_PATH | libc::O_CLOEXEC) as u64,
+        mode: 0,
+        resolve: RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS,
+    };
+    for _ in 0..128 {
+        // SAFETY: how is the kernel's struct open_how, its size given.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_openat2, root, path.as_ptr(), &how, std::mem::size_of::<OpenHow>())
+        };
+        if fd >= 0 {
+            return sys::owned(fd, "mountpoint", "openat2");
+        }
+        let failure = Failure::last("mountpoint", format!("/{}", path.to_string_lossy()));
+        if failure.errno() != Some(libc::EAGAIN) {
+            return Err(failure); // EAGAIN: a rename raced with the lookup, look again
+        }
+    }
+    Err(Failure::new("mountpoint", format!("/{} does not hold still", path.to_string_lossy())))
+}

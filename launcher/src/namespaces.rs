@@ -1,0 +1,116 @@
+//! User and network namespace of the sandbox, made together by a process that already has the sandbox's base id.
+//!
+//! Together, so that the user namespace owns the network one (sysfs can be mounted, low ports bound). By the base id, so that
+//! the kernel's per-user counts (inotify instances, pending signals, keys) are charged to the sandbox and not to the daemon.
+
+use crate::failure::{Failure, Result};
+use crate::sys;
+use std::io::{Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+
+pub struct Spaces {
+    pub user: OwnedFd,
+    pub net: OwnedFd,
+}
+
+/// Fork a holder which makes the namespaces; once they are mapped and we have them by descriptor it is no longer needed.
+pub fn make(base: u32, count: u32) -> Result<Spaces> {
+    let (mut told, tell) = pipe()?;
+    let (wait, go) = pipe()?;
+    // SAFETY: this process has one thread, so the child may do as it likes.
+    let holder = sys::check(unsafe { libc::fork() }.into(), "namespaces", "fork")?;
+    if holder == 0 {
+        drop((told, go));
+        hold(base, tell, wait);
+    }
+    drop((tell, wait));
+    let made = pin(holder, base, count, &mut told);
+    drop(go);
+    // SAFETY: our own child; EOF on its pipe ends it.
+    unsafe { libc::waitpid(holder, std::ptr::null_mut(), 0) };
+    made
+}
+
+fn pin(holder: i32, base: u32, count: u32, told: &mut std::fs::File) -> Result<Spaces> {
+    let mut said = String::new();
+    let mut byte = [0u8; 1];
+    while told.read(&mut byte).map_err(|e| Failure::new("namespaces", e.to_string()))? == 1 {
+        if byte[0] == b'\n' {
+            break;
+        }
+        said.push(byte[0] as char);
+    }
+    if said != "made" {
+        return Err(Failure::new("namespaces", if said.is_empty() { "the holder died".into() } else { said }));
+    }
+    for kind in ["uid_map", "gid_map"] {
+        let path = format!("/proc/{holder}/{kind}");
+        std::fs::write(&path, format!("0 {base} {count}\n")).map_err(|e| Failure::new("idmap", format!("{path}: {e}")))?;
+    }
+    let space = |name: &str| {
+        let path = sys::c(&format!("/proc/{holder}/ns/{name}"))?;
+        sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY, "namespaces")
+    };
+    Ok(Spaces { user: space("user")?, net: space("net")? })
+}
+
+fn pipe() -> Result<(std::fs::File, std::fs::File)> {
+    let mut ends = [0i32; 2];
+    // SAFETY: ends has room for two descriptors, which are then owned here.
+    unsafe {
+        sys::check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC).into(), "namespaces", "pipe")?;
+        Ok((std::fs::File::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1])))
+    }
+}
+
+/// The holder: never returns.
+fn hold(base: u32, mut tell: std::fs::File, mut wait: std::fs::File) -> ! {
+    let said = match unshare_as(base) {
+        Ok(()) => "made\n".to_string(),
+        Err(failure) => format!("{failure:?}\n"),
+    };
+    let _ = tell.write_all(said.as_bytes());
+    let _ = wait.read(&mut [0u8; 1]);
+    std::process::exit(0)
+}
+
+fn unshare_as(base: u32) -> Result<()> {
+    let step = "namespaces";
+    // SAFETY: plain calls on this single-threaded process.
+    unsafe {
+        if libc::geteuid() == 0 {
+            // Some hosts let only CAP_SYS_ADMIN make user namespaces: keep that one capability across the change of id.
+            sys::check(libc::setgroups(0, std::ptr::null()).into(), step, "setgroups")?;
+            sys::check(libc::setresgid(base, base, base).into(), step, "setresgid")?;
+            sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0).into(), step, "PR_SET_KEEPCAPS")?;
+            sys::check(libc::setresuid(base, base, base).into(), step, "setresuid")?;
+            keep_only_sys_admin()?;
+        }
+        sys::check(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET).into(), step, "unshare(user, net)")?;
+    }
+    loopback_up()
+}
+
+fn keep_only_sys_admin() -> Result<()> {
+    const SYS_ADMIN: u32 = 1 << 21;
+    const VERSION_3: u32 = 0x2008_0522;
+    let head: [u32; 2] = [VERSION_3, 0];
+    let data: [u32; 6] = [SYS_ADMIN, SYS_ADMIN, 0, 0, 0, 0];
+    // SAFETY: the layout is the kernel's for version 3: header, then two triples of 32 bits.
+    let done = unsafe { libc::syscall(libc::SYS_capset, head.as_ptr(), data.as_ptr()) };
+    sys::check(done, "namespaces", "capset").map(|_| ())
+}
+
+fn loopback_up() -> Result<()> {
+    // SAFETY: ifreq is plain data; the name fits and ends in NUL.
+    unsafe {
+        let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let socket = sys::owned(socket.into(), "namespaces", "socket")?;
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as _;
+        request.ifr_name[1] = b'o' as _;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as _;
+        let done = libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), libc::SIOCSIFFLAGS as _, &request);
+        sys::check(done.into(), "namespaces", "loopback up").map(|_| ())
+    }
+}

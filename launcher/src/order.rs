@@ -1,0 +1,192 @@
+//! What a `start` message says. Unknown fields are refused: a launcher that ignores part of an order would be a hole.
+
+use crate::failure::{Failure, Result};
+use serde_json::{Map, Value};
+
+pub struct Start {
+    /// An existing directory every ancestor of which anybody may traverse; covered by a tmpfs in our own mount namespace only.
+    pub stage: String,
+    pub disk: Disk,
+    /// The first has an empty target and is the root; the others lie on top of it.
+    pub overlays: Vec<Overlay>,
+    pub binds: Vec<Bind>,
+    /// Directories that must be there, and be directories, before the engine mounts on them.
+    pub mountpoints: Vec<String>,
+    pub read_only_root: bool,
+    pub argv: Vec<String>,
+    pub env: Vec<String>,
+}
+
+pub enum Disk {
+    /// A file with an ext4 file system.
+    Image(String),
+    /// A tmpfs of that many bytes, where loop devices are out of reach.
+    Tmpfs(u64),
+}
+
+pub struct Overlay {
+    pub target: String,
+    /// Top-most first.
+    pub lowers: Vec<String>,
+    /// Name of this overlay's directories on the disk.
+    pub name: String,
+}
+
+pub struct Bind {
+    pub source: Source,
+    pub target: String,
+    pub read_only: bool,
+    pub idmap: bool,
+}
+
+pub enum Source {
+    /// Index among the descriptors sent along.
+    Fd(usize),
+    /// A directory of the disk, made when missing.
+    Disk(String),
+    /// A directory of another sandbox's disk image.
+    Image { image: String, directory: String },
+}
+
+pub fn parse(message: &[u8]) -> Result<Start> {
+    let value = serde_json::from_slice(message).map_err(|e| bad(&format!("not JSON: {e}")))?;
+    let mut order = Fields::of(value)?;
+    let start = Start {
+        stage: order.text("stage")?,
+        disk: disk(order.take("disk")?)?,
+        overlays: order.list("overlays", overlay)?,
+        binds: order.list("binds", bind)?,
+        mountpoints: order.list("mountpoints", text)?,
+        read_only_root: order.flag("read_only_root")?,
+        argv: order.list("argv", text)?,
+        env: order.list("env", text)?,
+    };
+    order.end()?;
+    Ok(start)
+}
+
+fn disk(value: Value) -> Result<Disk> {
+    let mut fields = Fields::of(value)?;
+    let disk = if fields.has("image") {
+        Disk::Image(fields.text("image")?)
+    } else {
+        Disk::Tmpfs(fields.number("tmpfs")?)
+    };
+    fields.end()?;
+    Ok(disk)
+}
+
+fn overlay(value: Value) -> Result<Overlay> {
+    let mut fields = Fields::of(value)?;
+    let overlay =
+        Overlay { target: fields.text("target")?, lowers: fields.list("lowers", text)?, name: fields.text("name")? };
+    fields.end()?;
+    Ok(overlay)
+}
+
+fn bind(value: Value) -> Result<Bind> {
+    let mut fields = Fields::of(value)?;
+    let mut from = Fields::of(fields.take("source")?)?;
+    let source = if from.has("fd") {
+        Source::Fd(from.number("fd")? as usize)
+    } else if from.has("image") {
+        Source::Image { image: from.text("image")?, directory: from.text("directory")? }
+    } else {
+        Source::Disk(from.text("disk")?)
+    };
+    from.end()?;
+    let bind = Bind {
+        source,
+        target: fields.text("target")?,
+        read_only: fields.flag("read_only")?,
+        idmap: fields.flag("idmap")?,
+    };
+    fields.end()?;
+    Ok(bind)
+}
+
+fn text(value: Value) -> Result<String> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err(bad(&format!("{other} is not a string"))),
+    }
+}
+
+fn bad(why: &str) -> Failure {
+    Failure::new("order", format!("the start message is not valid: {why}"))
+}
+
+/// An object whose fields are taken out one by one; what is left over at the end is an error.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn of(value: Value) -> Result<Self> {
+        match value {
+            Value::Object(map) => Ok(Fields(map)),
+            other => Err(bad(&format!("{other} is not an object"))),
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+
+    fn take(&mut self, name: &str) -> Result<Value> {
+        self.0.remove(name).ok_or_else(|| bad(&format!("{name} is missing")))
+    }
+
+    fn text(&mut self, name: &str) -> Result<String> {
+        text(self.take(name)?)
+    }
+
+    fn flag(&mut self, name: &str) -> Result<bool> {
+        self.take(name)?.as_bool().ok_or_else(|| bad(&format!("{name} is not true or false")))
+    }
+
+    fn number(&mut self, name: &str) -> Result<u64> {
+        self.take(name)?.as_u64().ok_or_else(|| bad(&format!("{name} is not a number")))
+    }
+
+    fn list<T>(&mut self, name: &str, one: fn(Value) -> Result<T>) -> Result<Vec<T>> {
+        match self.take(name)? {
+            Value::Array(items) => items.into_iter().map(one).collect(),
+            _ => Err(bad(&format!("{name} is not a list"))),
+        }
+    }
+
+    fn end(self) -> Result<()> {
+        match self.0.keys().next() {
+            Some(name) => Err(bad(&format!("unknown field {name}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
+        "binds":[{"source":{"disk":"w"},"target":"w","read_only":false,"idmap":true}],"mountpoints":["proc"],
+        "read_only_root":false,"argv":["/bin/true"],"env":[]}"#;
+
+    #[test]
+    fn a_full_order_is_understood() {
+        assert!(parse(GOOD.as_bytes()).is_ok());
+    }
+
+    #[test]
+    fn an_unknown_or_missing_field_is_refused_at_every_level() {
+        for (old, new) in [
+            ("\"env\":[]", "\"env\":[],\"x\":1"),
+            ("\"env\":[]", "\"umask\":1"),
+            ("{\"tmpfs\":1}", "{\"tmpfs\":1,\"image\":\"/x\"}"),
+            ("\"name\":\"root\"", "\"name\":\"root\",\"x\":1"),
+            ("\"idmap\":true", "\"idmap\":true,\"x\":1"),
+            ("{\"disk\":\"w\"}", "{\"disk\":\"w\",\"directory\":\"x\"}"),
+            ("\"read_only\":false", "\"read_only\":\"no\""),
+        ] {
+            assert!(parse(GOOD.replace(old, new).as_bytes()).is_err(), "{new}");
+        }
+    }
+}
