@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll import errors
 from atoll.guest import wire
-from atoll.guest.connection import Bytes, Connection, Stream
+from atoll.guest.connection import WINDOW, Bytes, Connection, Stream
 from atoll.guest.refusals import ConnectionLost
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -36,6 +36,7 @@ class GuestClient:
         self._over: errors.AtollError | None = None
         self._files = asyncio.Semaphore(MAX_FILE_OPERATIONS)
         self.connections = 0
+        self.started = 0  # processes this client has asked for
         self.agent: dict[str, Any] = {}
 
     # Connecting
@@ -61,7 +62,7 @@ class GuestClient:
         while True:
             try:
                 return await asyncio.wait_for(self._connect_once(), HELLO_TIMEOUT)
-            except errors.Unauthenticated:
+            except errors.Internal:
                 raise
             except (OSError, ConnectionLost, TimeoutError, wire.WireError) as error:
                 if self._over is not None:
@@ -89,9 +90,9 @@ class GuestClient:
             theirs = await connection.hello()
             secret = theirs.get("secret")
             if theirs.get("v") != 1 or not isinstance(secret, str):
-                raise errors.Unauthenticated("the guest agent speaks another protocol")
+                raise errors.Internal("the guest agent speaks another protocol")
             if not hmac.compare_digest(secret.encode(), self._agent_secret.encode()):
-                raise errors.Unauthenticated("whoever answered is not this sandbox's agent")
+                raise errors.Internal("whoever answered is not this sandbox's agent")
             connection.greeted = True
             if self._agent_first:
                 connection.write(ours)
@@ -123,13 +124,13 @@ class GuestClient:
 
     # Asking
 
-    async def open(self, op: str, windows: tuple[int, ...] = (), **fields: Any) -> Stream:
+    async def open(self, op: str, windows: tuple[int, ...] = (), window: int = WINDOW, **fields: Any) -> Stream:
         """Start an operation; None fields are left out."""
         request = {"op": op}
         request.update((key, value) for key, value in fields.items() if value is not None)
         connection = await self.connection()
         try:
-            return connection.open(request, windows)
+            return connection.open(request, windows, window)
         except wire.WireError as error:
             raise errors.TooLarge(f"the request is too large: {error}") from None
 
@@ -154,7 +155,8 @@ class GuestClient:
                 assert stream.result is not None
                 return stream.result, events
             except TimeoutError:
-                raise errors.Timeout(f"the guest agent did not answer `{op}` in {timeout:g} s") from None
+                late = f"the guest agent did not answer `{op}` in {timeout:g} s"
+                raise (errors.Timeout(late) if op in READ_ONLY else errors.OutcomeUnknown(late)) from None
             except ConnectionLost as lost:
                 if stream is not None and op not in READ_ONLY:
                     raise await self.lost(op, lost) from None

@@ -12,7 +12,7 @@ from atoll.guest import wire
 from atoll.guest.refusals import ConnectionLost, refusal
 
 WINDOW = 1024 * 1024
-REGRANT = WINDOW // 4
+PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
 MAX_PENDING_EVENTS = 8 * 1024 * 1024
 SCRATCH = bytearray(256 * 1024)  # read buffer of every connection: filled and emptied within one callback of the loop
 
@@ -36,12 +36,13 @@ class Stream:
     """One operation. Iterating gives items as they come; at the end `result` holds the map under `ok`, or the error
     of the guest is raised."""
 
-    def __init__(self, connection: "Connection", number: int, windows: tuple[int, ...]) -> None:
+    def __init__(self, connection: "Connection", number: int, windows: tuple[int, ...], window: int) -> None:
         self._connection = connection
         self.number = number
+        self._regrant = window // 4
         self._items: deque[Item] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._allowed = {channel: WINDOW for channel in windows}  # what the agent may still send
+        self._allowed = dict.fromkeys(windows, window)  # what the agent may still send
         self._taken = dict.fromkeys(windows, 0)  # consumed, not yet granted again
         self._ended: set[int] = set()
         self._event_bytes = 0
@@ -176,7 +177,7 @@ class Stream:
 
     def _consumed(self, channel: int, size: int) -> None:
         self._taken[channel] += size
-        if self._taken[channel] >= REGRANT and not (self.over or self._abandoned or channel in self._ended):
+        if self._taken[channel] >= self._regrant and not (self.over or self._abandoned or channel in self._ended):
             amount, self._taken[channel] = self._taken[channel], 0
             self._allowed[channel] += amount
             self._connection.write(wire.credit(self.number, channel, amount))
@@ -262,17 +263,17 @@ class Connection(asyncio.BufferedProtocol):
     async def hello(self) -> dict[str, Any]:
         return await asyncio.shield(self._hello)
 
-    def open(self, request: dict[str, Any], windows: tuple[int, ...] = ()) -> Stream:
+    def open(self, request: dict[str, Any], windows: tuple[int, ...] = (), window: int = WINDOW) -> Stream:
         """Send a REQUEST and the first credit for the channels it will answer on, in one write."""
         if self.closed.done():
             raise ConnectionLost(self.why)
         if self._next > 0xFFFFFFFF:
             self.close("stream numbers are used up")
             raise ConnectionLost(self.why)
-        stream = Stream(self, self._next, windows)
+        stream = Stream(self, self._next, windows, window)
         frames = wire.control(wire.REQUEST, stream.number, request)
         for channel in windows:
-            frames += wire.credit(stream.number, channel, WINDOW)
+            frames += wire.credit(stream.number, channel, window)
         self._streams[stream.number] = stream
         self._next += 1
         self.write(frames)

@@ -10,8 +10,12 @@ from typing import Any
 from atoll import errors
 from atoll.guest import wire
 from atoll.guest.client import GuestClient
-from atoll.guest.connection import Bytes, Stream
+from atoll.guest.connection import PROCESS_WINDOW, Bytes, Stream
 from atoll.guest.refusals import ConnectionLost
+
+
+CHANNELS = (wire.STDOUT, wire.STDERR)
+MAX_RECORDS = 4096  # finished processes the agent remembers
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,10 @@ class Process:
         self.pid: int | None = None
         self.offsets = {wire.STDOUT: 0, wire.STDERR: 0}
         self.missed = {wire.STDOUT: 0, wire.STDERR: 0}
+        self.exited = False  # the main process is gone; output may still come
         self.exit: Exit | None = None
+        self._boot = client.agent.get("boot")
+        self._nth = client.started
         self._has_stdin = False
         self._reconnected = False
         self._left = False
@@ -78,7 +85,9 @@ class Process:
     @staticmethod
     async def start(client: GuestClient, process_id: str, request: dict[str, Any]) -> "Process":
         """Start it and wait until it runs. A program that cannot be started raises ProgramNotStarted."""
-        stream = await client.open("exec", (wire.STDOUT, wire.STDERR), id=process_id, **request)
+        fields = {"ring": PROCESS_WINDOW, **request}
+        client.started += 1
+        stream = await client.open("exec", CHANNELS, PROCESS_WINDOW, id=process_id, **fields)
         process = Process(client, process_id, stream, owns=True)
         process._has_stdin = request.get("stdin") is True or request.get("pty") is not None
         try:
@@ -93,7 +102,9 @@ class Process:
         client: GuestClient, process_id: str, *, out: int = 0, err: int = 0, stdin: bool = False
     ) -> "Process":
         """Read a process from offsets (-1: from now on). What the ring has lost is counted in `missed`."""
-        stream = await client.open("attach", (wire.STDOUT, wire.STDERR), id=process_id, out=out, err=err, stdin=stdin)
+        stream = await client.open(
+            "attach", CHANNELS, PROCESS_WINDOW, id=process_id, out=out, err=err, stdin=stdin or None
+        )
         process = Process(client, process_id, stream, owns=False)
         process.offsets = {wire.STDOUT: max(out, 0), wire.STDERR: max(err, 0)}
         process._has_stdin = stdin
@@ -114,6 +125,8 @@ class Process:
                     if item.kind == wire.DATA:
                         self.offsets[item.channel] += len(item.data)
                         yield item.channel, item.data
+                    elif item.kind == wire.EVENT and "exited" in item.event:
+                        self.exited = True
                 self.exit = Exit.from_wire(self._stream.result or {})
                 return
             except ConnectionLost as lost:
@@ -177,7 +190,8 @@ class Process:
             try:
                 self._stream = await self._client.open(
                     "attach",
-                    (wire.STDOUT, wire.STDERR),
+                    CHANNELS,
+                    PROCESS_WINDOW,
                     id=self.id,
                     out=self.offsets[wire.STDOUT],
                     err=self.offsets[wire.STDERR],
@@ -187,7 +201,8 @@ class Process:
             except errors.NotFound:
                 if self._client.over is not None:
                     raise self._client.over from None
-                if self.pid is None:
+                same_agent = self._client.agent.get("boot") == self._boot
+                if self.pid is None and same_agent and self._client.started - self._nth < MAX_RECORDS:
                     raise errors.Unavailable("the channel broke before the command was started") from None
                 raise errors.OutcomeUnknown(f"the agent no longer knows this command: {lost}") from None
             except ConnectionLost:

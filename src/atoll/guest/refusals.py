@@ -26,7 +26,7 @@ _CLASSES: dict[str, type[errors.AtollError]] = {
     "exhausted": errors.Exhausted,
     "unsupported": errors.Unsupported,
     "cancelled": errors.Cancelled,
-    "refused": errors.Unavailable,
+    "refused": errors.FailedPrecondition,
     "internal": errors.Internal,
 }
 MAX_MESSAGE = 1000
@@ -53,7 +53,9 @@ def refusal(err: Any) -> errors.AtollError:
         return ProgramNotStarted(message, 127)
     if code == "program_not_executable":
         return ProgramNotStarted(message, 126)
-    cls = _CLASSES.get(code, errors.Internal) if isinstance(code, str) else errors.Internal
+    cls = _CLASSES.get(code) if isinstance(code, str) else None
+    if cls is None:
+        cls, message = errors.Internal, f"the guest answered {str(code)[:64]!r}: {message}"
     details: dict[str, Any] = {}
     if isinstance(code, str) and code != cls.code:
         details["guest_code"] = code[:64]
