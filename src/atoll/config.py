@@ -1,0 +1,104 @@
+"""The operator's settings: defaults, and `$ATOLL_HOME/config.toml` over them. An unknown key is an error, never ignored."""
+
+import difflib
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from atoll import errors
+
+
+class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What a sandbox may use unless it asks for something else."""
+
+    cpus: Annotated[float, Meta(gt=0, le=1024)] = 1.0
+    memory_mb: Annotated[int, Meta(ge=8)] = 512
+    pids: Annotated[int, Meta(ge=8)] = 512
+    files: Annotated[int, Meta(ge=32)] = 1024
+    disk_mb: Annotated[int, Meta(ge=8)] = 4096
+
+
+class Sandboxes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Defaults and ceilings of sandboxes. A time of 0 means none."""
+
+    runtime: str = "auto"
+    image: str = "host"
+    idle_timeout_s: Annotated[float, Meta(ge=0)] = 30 * 60.0
+    lifetime_s: Annotated[float, Meta(ge=0)] = 12 * 3600.0
+    max_count: Annotated[int, Meta(ge=1)] = 1000
+    background_runs: Annotated[int, Meta(ge=1, le=1000)] = 5
+    hosts: list[str] | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class Daemon(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The process itself."""
+
+    idle_exit_s: Annotated[float, Meta(ge=0)] = 600.0
+    log_level: str = "info"
+
+
+class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """All of config.toml. Tables other parts own (`egress`, `images`, ...) are passed to them unread."""
+
+    limits: Limits = Limits()
+    sandboxes: Sandboxes = Sandboxes()
+    daemon: Daemon = Daemon()
+    egress: dict[str, Any] = field(default_factory=dict)
+    images: dict[str, Any] = field(default_factory=dict)
+    backend: dict[str, Any] = field(default_factory=dict)
+    gateway: dict[str, Any] = field(default_factory=dict)
+    pool: dict[str, Any] = field(default_factory=dict)
+
+
+def load(home: Path) -> Config:
+    """The settings for this state directory. A file others may write is refused."""
+    path = home / "config.toml"
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise errors.PermissionDenied(
+                    f"{path} can be written by others, so it is not trusted", hint=f"chmod go-w {path}"
+                )
+            text = file.read().decode()
+    except FileNotFoundError:
+        return Config()
+    except UnicodeDecodeError:
+        raise errors.InvalidArgument(f"{path} is not UTF-8") from None
+    return parse(text, str(path))
+
+
+def parse(text: str, where: str = "config.toml") -> Config:
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise errors.InvalidArgument(f"{where}: {error}") from None
+    _refuse_unknown(raw, Config, where, "")
+    try:
+        return msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        raise errors.InvalidArgument(f"{where}: {error}") from None
+
+
+def _refuse_unknown(raw: dict[str, Any], kind: type[Struct], where: str, prefix: str) -> None:
+    fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
+    for key, value in raw.items():
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, 1)
+            hint = f"; did you mean `{prefix}{near[0]}`?" if near else f"; known are {', '.join(sorted(fields))}"
+            raise errors.InvalidArgument(f"{where}: unknown key `{prefix}{key}`{hint}")
+        inner = fields[key]
+        if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, Struct):
+            _refuse_unknown(value, inner, where, f"{prefix}{key}.")
+
+
+def show(config: Config) -> dict[str, Any]:
+    """Every setting with its present value, as JSON."""
+    plain: dict[str, Any] = msgspec.to_builtins(config)
+    return plain
