@@ -81,7 +81,7 @@ class CreateSandbox(Request, kw_only=True):
     profile: str | None = None
     mode: str | None = None
     env: dict[str, str] = field(default_factory=dict)
-    limits: LimitsSpec = LimitsSpec()
+    limits: LimitsSpec = field(default_factory=LimitsSpec)
     hosts: list[str] | None = None
     network: bool = True
     idle_timeout_s: Seconds | None = None
