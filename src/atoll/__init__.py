@@ -1,0 +1,69 @@
+"""atoll: a place where an agent can run code that cannot hurt the machine it runs on.
+
+This module is the public API and nothing else. Names are loaded when first used, so that `import atoll` costs next to
+nothing and the CLI never pays for the SDK.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import errors as errors
+    from .client.async_sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client.results import CommandInfo, Event, ExecResult, FileInfo, Output, ProcessInfo, SandboxInfo, Started
+    from .client.sandbox import Command, Pty, Sandbox
+    from .errors import AtollError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Sandbox": ".client.sandbox",
+    "Command": ".client.sandbox",
+    "Pty": ".client.sandbox",
+    "AsyncSandbox": ".client.async_sandbox",
+    "AsyncCommand": ".client.async_sandbox",
+    "AsyncPty": ".client.async_sandbox",
+    "CommandInfo": ".client.results",
+    "Event": ".client.results",
+    "ExecResult": ".client.results",
+    "FileInfo": ".client.results",
+    "Output": ".client.results",
+    "ProcessInfo": ".client.results",
+    "SandboxInfo": ".client.results",
+    "Started": ".client.results",
+    "AtollError": ".errors",
+}
+
+__all__ = [
+    "AsyncCommand",
+    "AsyncPty",
+    "AsyncSandbox",
+    "AtollError",
+    "Command",
+    "CommandInfo",
+    "Event",
+    "ExecResult",
+    "FileInfo",
+    "Output",
+    "ProcessInfo",
+    "Pty",
+    "Sandbox",
+    "SandboxInfo",
+    "Started",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None and name != "errors":
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")
+    from importlib import import_module
+
+    found: object = import_module(".errors", __name__) if home is None else getattr(import_module(home, __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

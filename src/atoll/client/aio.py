@@ -1,0 +1,272 @@
+"""The asyncio driver: the same rules as the blocking one (see there), with the event loop doing the waiting.
+
+It works on plain non-blocking sockets through the loop's `sock_*` calls, so that a cancelled call leaves nothing behind
+but a closed connection, which the daemon takes as a cancel of the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterable, AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from . import spawn
+from .http import LAST_CHUNK, Cut, FrameParser, Head, ProtocolError, ResponseParser, encode_chunk, encode_request
+from .outcome import ATTEMPTS, Again, BodyFailed, error_answer, frame_value, is_quiet, json_answer, late, lost, unsent
+
+if TYPE_CHECKING:
+    from .calls import Call
+    from .results import Event, Output, Started
+
+PIECE = 262_144
+SMALL = 16_384  # fits the socket's buffer, so sending never waits for the peer
+
+
+class AsyncExchange:
+    """One request under way: its answer's head is there, the body is read piece by piece."""
+
+    def __init__(
+        self, link: AsyncLink, call: Call, sock: socket.socket, parser: ResponseParser, head: Head, whole: bool
+    ) -> None:
+        self.call = call
+        self.head = head
+        self._link = link
+        self._sock: socket.socket | None = sock
+        self._parser = parser
+        self._whole = whole
+
+    async def read(self) -> bytes:
+        """The next piece of the body; empty at its end."""
+        while True:
+            piece = self._parser.take()
+            if piece:
+                return piece
+            if self._parser.done:
+                self._release()
+                return b""
+            if self._sock is None:
+                raise lost(self.call, "closed")
+            try:
+                async with asyncio.timeout(self.call.timeout):
+                    await _receive(self._sock, self._parser)
+            except TimeoutError:
+                self.close()
+                raise late(self.call) from None
+            except (OSError, Cut, ProtocolError) as failure:
+                self.close()
+                raise lost(self.call, str(failure)) from None
+            except BaseException:
+                self.close()
+                raise
+
+    async def body(self) -> bytes:
+        pieces = []
+        while piece := await self.read():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def json(self) -> Any:
+        return json_answer(self.head, await self.body())
+
+    async def raise_for_status(self) -> None:
+        if self.head.status >= 400:
+            raise error_answer(self.head.status, await self.body())
+
+    async def frames(self) -> AsyncIterator[Started | Output | Event | dict[str, Any]]:
+        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
+        parser = FrameParser()
+        try:
+            while True:
+                piece = await self.read()
+                if not piece:
+                    raise lost(self.call, "the stream was cut")
+                try:
+                    frames = parser.feed(piece)
+                except ProtocolError as bad:
+                    raise lost(self.call, str(bad)) from None
+                for kind, payload in frames:
+                    value = frame_value(self.call, kind, payload)
+                    yield value
+                    if isinstance(value, dict):
+                        return
+        finally:
+            self.close()
+
+    def detach(self) -> tuple[socket.socket, bytes]:
+        """Take the socket over after a switch of protocols, with what already arrived on it."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            raise lost(self.call, "closed")
+        return sock, self._parser.surplus
+
+    def close(self) -> None:
+        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _release(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if self._whole and self._parser.keep_alive and not self._parser.surplus:
+            self._link.keep(sock)
+        else:
+            sock.close()
+
+
+class AsyncLink:
+    """The way to one daemon, for one event loop."""
+
+    MAX_IDLE = 32
+
+    def __init__(self, home: str | None = None, *, path: str | None = None, start: bool = True) -> None:
+        self.home = os.path.abspath(home) if home else spawn.home_directory()
+        self.path = path or spawn.socket_path(self.home)
+        self._start = start and path is None
+        self._idle: list[socket.socket] = []
+
+    async def call(self, call: Call) -> Any:
+        """Send, wait, decode."""
+        return await (await self.open(call)).json()
+
+    async def open(self, call: Call, body: AsyncIterable[bytes] | None = None) -> AsyncExchange:
+        """Send the request (its body in chunks when given) and wait for the head of the answer."""
+        for attempt in range(1, ATTEMPTS + 1):
+            sock = self._idle_connection() or await self._connect()
+            try:
+                return await self._exchange(sock, call, body)
+            except Again as again:
+                sock.close()
+                if attempt == ATTEMPTS or (body is not None and again.consumed):
+                    raise again.error from None
+            except BaseException:
+                sock.close()
+                raise
+        raise AssertionError("unreachable")
+
+    def keep(self, sock: socket.socket) -> None:
+        if len(self._idle) < self.MAX_IDLE:
+            self._idle.append(sock)
+        else:
+            sock.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _idle_connection(self) -> socket.socket | None:
+        while self._idle:
+            sock = self._idle.pop()
+            if is_quiet(sock.fileno()):
+                return sock
+            sock.close()
+        return None
+
+    async def _connect(self) -> socket.socket:
+        started, until = False, asyncio.get_running_loop().time() + 30.0
+        while True:
+            try:
+                bare = spawn.connect(self.path, 0)  # a Unix socket connects at once or, with a full backlog, not yet
+                return socket.socket(fileno=bare.detach())
+            except BlockingIOError as failure:
+                if asyncio.get_running_loop().time() > until:
+                    raise spawn.refusal(self.path, failure) from None
+                await asyncio.sleep(0.01)
+                continue
+            except OSError as failure:
+                if not self._start or started or not spawn.is_absent(failure):
+                    raise spawn.refusal(self.path, failure) from None
+            await asyncio.to_thread(spawn.ensure, self.home)
+            started = True
+
+    async def _exchange(self, sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None) -> AsyncExchange:
+        parser, sent = ResponseParser(), _Sent()
+        try:
+            async with asyncio.timeout(call.timeout):
+                await _converse(sock, call, body, parser, sent)
+        except BodyFailed as own:
+            raise own.cause from None
+        except TimeoutError:
+            raise late(call) from None
+        except ProtocolError as bad:
+            raise lost(call, str(bad)) from None
+        except (OSError, Cut) as bad:
+            if sent.whole and not call.repeatable:
+                raise lost(call, str(bad)) from None
+            raise Again(unsent(self.path, call, str(bad), sent.whole or sent.consumed), sent.consumed) from None
+        if parser.head is None:
+            raise AssertionError("unreachable")
+        return AsyncExchange(self, call, sock, parser, parser.head, sent.whole)
+
+
+class _Sent:
+    """How far a request got out."""
+
+    whole = False
+    consumed = False  # some of a streamed body, which cannot be had again
+
+
+async def _converse(
+    sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None, parser: ResponseParser, sent: _Sent
+) -> None:
+    """Send, and wait for the head of the answer. An answer that comes before a long body is out ends the sending."""
+    if body is None and len(call.body or b"") <= SMALL:
+        with suppress(OSError):  # incomplete, so not acted upon; but why may have been answered
+            await _send(sock, call, None, sent)
+        await _head(sock, parser)
+        return
+    sending = asyncio.ensure_future(_send(sock, call, body, sent))
+    receiving = asyncio.ensure_future(_head(sock, parser))
+    try:
+        await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+        trouble = sending.exception() if sending.done() else None
+        if trouble is not None and not isinstance(trouble, OSError):
+            raise trouble
+        await receiving
+    finally:
+        await _end(sending)
+        await _end(receiving)
+
+
+async def _send(sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None, sent: _Sent) -> None:
+    send, chunked = asyncio.get_running_loop().sock_sendall, body is not None
+    await send(sock, encode_request(call.method, call.target, call.headers, call.body, chunked=chunked))
+    if body is not None:
+        async for piece in _own(body):
+            sent.consumed = True
+            await send(sock, encode_chunk(piece))
+        await send(sock, LAST_CHUNK)
+    sent.whole = True
+
+
+async def _own(body: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for piece in body:
+            yield piece
+    except OSError as bad:
+        raise BodyFailed(bad) from None
+
+
+async def _end(task: asyncio.Future[Any]) -> None:
+    """Cancel and wait, whatever comes of it."""
+    if not task.done():
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+async def _head(sock: socket.socket, parser: ResponseParser) -> None:
+    while parser.head is None:
+        await _receive(sock, parser)
+
+
+async def _receive(sock: socket.socket, parser: ResponseParser) -> None:
+    data = await asyncio.get_running_loop().sock_recv(sock, PIECE)
+    if data:
+        parser.feed(data)
+    else:
+        parser.eof()

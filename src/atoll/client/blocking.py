@@ -1,0 +1,244 @@
+"""The blocking driver: sends calls over Unix sockets, keeps idle connections, starts the daemon when none is there.
+
+Nothing is ever sent twice that may have been acted upon: a request counts as acted upon from the moment its last byte
+was given to the kernel. A kept connection is checked to be alive right before use, because a daemon that restarted has
+closed it and would otherwise turn a harmless loss into an unknown outcome.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+from . import spawn
+from .http import LAST_CHUNK, Cut, FrameParser, Head, ProtocolError, ResponseParser, encode_chunk, encode_request
+from .outcome import ATTEMPTS, Again, BodyFailed, error_answer, frame_value, is_quiet, json_answer, late, lost, unsent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket as Socket
+    from collections.abc import Iterable, Iterator
+    from typing import Any
+
+    from .calls import Call
+    from .results import Event, Output, Started
+
+PIECE = 262_144
+_MSG_DONTWAIT = 0x40
+_MSG_NOSIGNAL = 0x4000
+
+
+class Exchange:
+    """One request under way: its answer's head is there, the body is read piece by piece."""
+
+    def __init__(self, link: Link, call: Call, sock: Socket, parser: ResponseParser, head: Head, whole: bool) -> None:
+        self.call = call
+        self.head = head
+        self._link = link
+        self._sock: Socket | None = sock
+        self._parser = parser
+        self._whole = whole  # the request went out in full, so the connection may be used again
+
+    def read(self) -> bytes:
+        """The next piece of the body; empty at its end."""
+        while True:
+            piece = self._parser.take()
+            if piece:
+                return piece
+            if self._parser.done:
+                self._release()
+                return b""
+            if self._sock is None:
+                raise lost(self.call, "closed")
+            try:
+                _receive(self._sock, self._parser)
+            except TimeoutError:
+                self.close()
+                raise late(self.call) from None
+            except (OSError, Cut, ProtocolError) as failure:
+                self.close()
+                raise lost(self.call, str(failure)) from None
+
+    def body(self) -> bytes:
+        return b"".join(iter(self.read, b""))
+
+    def json(self) -> Any:
+        return json_answer(self.head, self.body())
+
+    def raise_for_status(self) -> None:
+        if self.head.status >= 400:
+            raise error_answer(self.head.status, self.body())
+
+    def frames(self) -> Iterator[Started | Output | Event | dict[str, Any]]:
+        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
+        parser = FrameParser()
+        try:
+            while True:
+                piece = self.read()
+                if not piece:
+                    raise lost(self.call, "the stream was cut")
+                try:
+                    frames = parser.feed(piece)
+                except ProtocolError as bad:
+                    raise lost(self.call, str(bad)) from None
+                for kind, payload in frames:
+                    value = frame_value(self.call, kind, payload)
+                    yield value
+                    if isinstance(value, dict):
+                        return
+        finally:
+            self.close()
+
+    def detach(self) -> tuple[Socket, bytes]:
+        """Take the socket over after a switch of protocols, with what already arrived on it."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            raise lost(self.call, "closed")
+        return sock, self._parser.surplus
+
+    def close(self) -> None:
+        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _release(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if self._whole and self._parser.keep_alive and not self._parser.surplus:
+            self._link.keep(sock)
+        else:
+            sock.close()
+
+
+class Link:
+    """The way to one daemon. Safe to share between threads; a forked child opens its own connections."""
+
+    MAX_IDLE = 8
+
+    def __init__(self, home: str | None = None, *, path: str | None = None, start: bool = True) -> None:
+        self.home = os.path.abspath(home) if home else spawn.home_directory()
+        self.path = path or spawn.socket_path(self.home)
+        self._start = start and path is None
+        self._idle: list[Socket] = []
+        self._pid = os.getpid()
+
+    def call(self, call: Call) -> Any:
+        """Send, wait, decode."""
+        return self.open(call).json()
+
+    def open(self, call: Call, body: Iterable[bytes] | None = None) -> Exchange:
+        """Send the request (its body in chunks when given) and wait for the head of the answer."""
+        for attempt in range(1, ATTEMPTS + 1):
+            sock = self._idle_connection() or self._connect(call.timeout)
+            try:
+                return self._exchange(sock, call, body)
+            except Again as again:
+                sock.close()
+                if attempt == ATTEMPTS or (body is not None and again.consumed):
+                    raise again.error from None
+            except BaseException:
+                sock.close()
+                raise
+        raise AssertionError("unreachable")
+
+    def keep(self, sock: Socket) -> None:
+        if len(self._idle) < self.MAX_IDLE and os.getpid() == self._pid:
+            self._idle.append(sock)
+        else:
+            sock.close()
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    def _idle_connection(self) -> Socket | None:
+        if os.getpid() != self._pid:
+            self._idle, self._pid = [], os.getpid()
+        while self._idle:
+            try:
+                sock = self._idle.pop()
+            except IndexError:  # another thread was quicker
+                return None
+            if is_quiet(sock.fileno()):
+                return sock
+            sock.close()
+        return None
+
+    def _connect(self, timeout: float | None) -> Socket:
+        started = False
+        while True:
+            try:
+                return spawn.connect(self.path, timeout)
+            except OSError as failure:
+                if not self._start or started or not spawn.is_absent(failure):
+                    raise spawn.refusal(self.path, failure) from None
+            spawn.ensure(self.home)
+            started = True
+
+    def _exchange(self, sock: Socket, call: Call, body: Iterable[bytes] | None) -> Exchange:
+        sock.settimeout(call.timeout)
+        parser = ResponseParser()
+        whole, consumed = False, False
+        try:
+            request = encode_request(call.method, call.target, call.headers, call.body, chunked=body is not None)
+            whole = _send(sock, request, call.timeout)
+            if body is not None and whole:
+                consumed = True
+                whole = all(_send(sock, encode_chunk(piece), call.timeout) for piece in _own(body))
+                whole = whole and _send(sock, LAST_CHUNK, call.timeout)
+        except BodyFailed as bad:
+            raise bad.cause from None
+        except TimeoutError:
+            raise late(call) from None
+        except OSError:
+            whole = False  # what was sent is incomplete, so it was not acted upon; but why may have been answered
+        try:
+            while parser.head is None:
+                _receive(sock, parser)
+        except TimeoutError:
+            raise late(call) from None
+        except ProtocolError as bad:
+            raise lost(call, str(bad)) from None
+        except (OSError, Cut) as failure:
+            if whole and not call.repeatable:
+                raise lost(call, str(failure)) from None
+            raise Again(unsent(self.path, call, str(failure), whole or consumed), consumed) from None
+        return Exchange(self, call, sock, parser, parser.head, whole)
+
+
+def _own(body: Iterable[bytes]) -> Iterator[bytes]:
+    try:
+        yield from body
+    except OSError as bad:
+        raise BodyFailed(bad) from None
+
+
+def _receive(sock: Socket, parser: ResponseParser) -> None:
+    data = sock.recv(PIECE)
+    if data:
+        parser.feed(data)
+    else:
+        parser.eof()
+
+
+def _send(sock: Socket, data: bytes, timeout: float | None) -> bool:
+    """Send all of it; False when the peer answered before it had everything: it will not read the rest."""
+    if len(data) <= 16_384:
+        sock.sendall(data, _MSG_NOSIGNAL)
+        return True
+    view = memoryview(data)
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN | select.POLLOUT)
+    while view:
+        events = poll.poll(None if timeout is None else timeout * 1000)
+        if not events:
+            raise TimeoutError
+        if not events[0][1] & select.POLLOUT or events[0][1] & select.POLLIN:
+            return False
+        try:
+            view = view[sock.send(view, _MSG_DONTWAIT | _MSG_NOSIGNAL) :]
+        except BlockingIOError:
+            continue
+    return True

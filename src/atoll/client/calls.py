@@ -1,0 +1,246 @@
+"""Every call of the REST surface as a value: which bytes to send and what a lost answer means.
+
+Drivers send a `Call` and know nothing of sandboxes; `Sandbox`, `AsyncSandbox` and the CLI make them and know nothing of
+sockets. `repeatable` calls may be sent again when the connection breaks before an answer; all others become
+OutcomeUnknown, with the command's id where there is one: the id is chosen here, so that it is known even then.
+"""
+
+from __future__ import annotations
+
+import os
+
+from ..errors import InvalidArgument
+from .codec import dumps, to_base64
+from .http import FRAMES, quote, with_query
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+
+DEFAULT_TIMEOUT = 30.0
+ANSWER_TIMEOUT = 300.0  # for calls that carry no time limit of their own
+GRACE = 15.0  # beyond a command's own timeout, before the answer counts as lost
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
+
+
+class Call:
+    """One request, ready to send."""
+
+    __slots__ = ("body", "command_id", "headers", "method", "repeatable", "target", "timeout")
+
+    def __init__(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: tuple[tuple[str, str], ...] = (),
+        *,
+        repeatable: bool = False,
+        command_id: str | None = None,
+        timeout: float | None = ANSWER_TIMEOUT,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.body = body
+        self.headers = headers
+        self.repeatable = repeatable
+        self.command_id = command_id
+        self.timeout = timeout
+
+
+_JSON = (("Content-Type", "application/json"),)
+_BYTES = (("Content-Type", "application/octet-stream"),)
+
+
+def get(target: str, query: Mapping[str, object] | None = None, timeout: float | None = ANSWER_TIMEOUT) -> Call:
+    return Call("GET", with_query(target, query or {}), repeatable=True, timeout=timeout)
+
+
+def post(target: str, fields: Mapping[str, Any], *, repeatable: bool = False) -> Call:
+    return Call("POST", target, _encode(fields), _JSON, repeatable=repeatable)
+
+
+def _encode(fields: Mapping[str, Any]) -> bytes:
+    try:
+        return dumps({key: value for key, value in fields.items() if value is not None}).encode("ascii")
+    except (TypeError, ValueError) as bad:
+        raise InvalidArgument(str(bad)) from None
+
+
+def sandbox_path(ref: str, *rest: str) -> str:
+    if not isinstance(ref, str) or not ref or ref in (".", "..") or "\0" in ref:
+        raise InvalidArgument("a sandbox id or name is needed")
+    return "/v1/sandboxes/" + quote(ref).replace("/", "%2F") + "".join(f"/{part}" for part in rest)
+
+
+def new_command_id() -> str:
+    """`c` and 19 of 32 letters: 95 random bits."""
+    return "c" + "".join([_ALPHABET[byte & 31] for byte in os.urandom(19)])
+
+
+def create(options: Mapping[str, Any]) -> Call:
+    return Call("POST", "/v1/sandboxes", _encode(options), _JSON)
+
+
+def list_sandboxes(state: str = "active", name: str | None = None) -> Call:
+    return get("/v1/sandboxes", {"state": state, "name": name})
+
+
+def info(ref: str) -> Call:
+    return get(sandbox_path(ref))
+
+
+def destroy(ref: str) -> Call:
+    return Call("DELETE", sandbox_path(ref), repeatable=True)
+
+
+def lifecycle(ref: str, verb: str, fields: Mapping[str, Any] | None = None) -> Call:
+    return post(sandbox_path(ref, verb), fields or {})
+
+
+# Commands
+
+
+def milliseconds(timeout: float | None) -> int:
+    """A timeout in seconds as the wire wants it; None is no limit."""
+    if timeout is None:
+        return 0
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < 10**9:
+        raise InvalidArgument(f"timeout must be a positive number of seconds, not {timeout!r}")
+    return max(1, int(timeout * 1000))
+
+
+def _stdin(fields: dict[str, Any], stdin: str | bytes | None) -> None:
+    if isinstance(stdin, str):
+        fields["stdin"] = stdin
+    elif stdin is not None:
+        fields["stdin_b64"] = to_base64(stdin)
+
+
+def start(
+    ref: str,
+    command: str | Sequence[str],
+    *,
+    language: str | None = None,
+    args: Sequence[str] = (),
+    cwd: str | None = None,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    umask: int | None = None,
+    stdin: str | bytes | None = None,
+    stdin_stream: bool = False,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    output_limit: int | None = None,
+    pty: tuple[int, int] | None = None,
+    background: bool = False,
+    frames: bool = False,
+    command_id: str | None = None,
+) -> Call:
+    """Start something: code in a `language`, an argv, or a shell string. All execution goes through here."""
+    command_id = command_id or new_command_id()
+    fields: dict[str, Any] = {"id": command_id, "cwd": cwd, "timeout_ms": milliseconds(timeout)}
+    fields["env"] = dict(env) if env else None
+    fields["output_limit"] = output_limit
+    fields["background"] = background or None
+    fields["stdin_stream"] = stdin_stream or None
+    _stdin(fields, stdin)
+    if language is not None:
+        if user is not None or umask is not None or pty is not None:
+            raise InvalidArgument("user, umask and pty belong to commands, not to code in a language")
+        if not isinstance(command, str):
+            raise InvalidArgument("code must be a string")
+        fields.update(code=command, language=language, args=list(args) or None)
+    else:
+        if args:
+            raise InvalidArgument("args belong to code in a language")
+        if isinstance(command, str):
+            fields["command"] = command
+        else:
+            fields["argv"] = list(command)
+        fields.update(user=user, umask=umask, pty=None if pty is None else {"rows": pty[0], "cols": pty[1]})
+    target = sandbox_path(ref, "exec" if language is None else "run")
+    headers = (*_JSON, ("Accept", FRAMES)) if frames else _JSON
+    wait = ANSWER_TIMEOUT if background else (None if timeout is None else timeout + GRACE)
+    return Call("POST", target, _encode(fields), headers, command_id=command_id, timeout=wait)
+
+
+def command_path(ref: str, command_id: str, *rest: str) -> str:
+    if not isinstance(command_id, str) or not command_id or command_id in (".", ".."):
+        raise InvalidArgument("a command id is needed")
+    return sandbox_path(ref, "commands", quote(command_id).replace("/", "%2F"), *rest)
+
+
+def poll(ref: str, command_id: str, stdout_from: int | None = None, stderr_from: int | None = None) -> Call:
+    return get(command_path(ref, command_id), {"stdout_from": stdout_from, "stderr_from": stderr_from})
+
+
+def attach(ref: str, command_id: str, stdout: int = 0, stderr: int = 0) -> Call:
+    call = get(command_path(ref, command_id, "stream"), {"stdout": stdout, "stderr": stderr}, timeout=None)
+    call.headers = (("Accept", FRAMES),)
+    return call
+
+
+def send_stdin(ref: str, command_id: str, data: bytes, eof: bool = False) -> Call:
+    target = with_query(command_path(ref, command_id, "stdin"), {"eof": True if eof else None})
+    return Call("POST", target, bytes(data), _BYTES, command_id=command_id, timeout=None)
+
+
+def signal(ref: str, command_id: str, number: int, group: str | None = None) -> Call:
+    return post(command_path(ref, command_id, "signal"), {"signal": int(number), "group": group})
+
+
+def kill(ref: str, command_id: str) -> Call:
+    return post(command_path(ref, command_id, "kill"), {}, repeatable=True)
+
+
+def resize(ref: str, command_id: str, rows: int, cols: int) -> Call:
+    return post(command_path(ref, command_id, "resize"), {"rows": rows, "cols": cols}, repeatable=True)
+
+
+# Files
+
+
+def path_text(path: Path) -> str:
+    return os.fsdecode(path)
+
+
+def read_file(ref: str, path: Path, offset: int | None = None, limit: int | None = None) -> Call:
+    return get(sandbox_path(ref, "files"), {"path": path, "offset": offset, "limit": limit})
+
+
+def write_file(
+    ref: str,
+    path: Path,
+    body: bytes | None,
+    *,
+    mode: int | None = None,
+    append: bool = False,
+    offset: int | None = None,
+    parents: bool = False,
+    create: str | None = None,
+) -> Call:
+    """`body` None: the driver streams it in chunks."""
+    query = {"path": path, "mode": mode, "append": append or None, "offset": offset, "parents": parents or None}
+    target = with_query(sandbox_path(ref, "files"), {**query, "create": create})
+    return Call("PUT", target, body, _BYTES, timeout=None if body is None else ANSWER_TIMEOUT)
+
+
+def file_operation(ref: str, verb: str, fields: Mapping[str, Any], *, repeatable: bool = False) -> Call:
+    return post(sandbox_path(ref, "files", verb), fields, repeatable=repeatable)
+
+
+def tar(ref: str, path: Path, *, upload: bool) -> Call:
+    target = with_query(sandbox_path(ref, "tar"), {"path": path})
+    if upload:
+        return Call("PUT", target, None, (("Content-Type", "application/x-tar"),), timeout=None)
+    return Call("GET", target, repeatable=True, timeout=None)
+
+
+def watch(ref: str, path: Path, recursive: bool = True) -> Call:
+    call = get(sandbox_path(ref, "watch"), {"path": path, "recursive": recursive}, timeout=None)
+    call.headers = (("Accept", FRAMES),)
+    return call

@@ -1,0 +1,114 @@
+"""What an answer, or the lack of one, means: shared by both drivers."""
+
+from __future__ import annotations
+
+import select
+
+from ..errors import AtollError, DaemonUnreachable, Internal, OutcomeUnknown, Timeout, Unavailable, from_wire
+from .codec import loads
+from .http import ERROR, EVENT, RESULT, STDERR, STDOUT
+from .results import Event, ExecResult, Output, Started
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .calls import Call
+    from .http import Head
+
+ATTEMPTS = 3
+
+
+def json_answer(head: Head, body: bytes) -> Any:
+    """The decoded body of a good answer; the error of a bad one, raised as the class it had in the daemon."""
+    if head.status < 400:
+        try:
+            return loads(body) if body else None
+        except ValueError as bad:
+            raise Internal(f"the daemon's answer is not JSON: {bad}") from None
+    raise error_answer(head.status, body)
+
+
+def error_answer(status: int, body: bytes) -> AtollError:
+    try:
+        wire = loads(body)["error"]
+        if isinstance(wire, dict):
+            return from_wire(wire)
+    except (ValueError, KeyError, TypeError):
+        pass
+    text = body[:300].decode("utf-8", "replace").strip()
+    kind = Unavailable if status == 503 else Internal
+    return kind(f"the daemon answered HTTP {status}" + (f": {text}" if text else ""))
+
+
+def lost(call: Call, why: str) -> AtollError:
+    """The error for an answer that never came, or not in full, after the request went out."""
+    if call.repeatable:
+        return Unavailable(f"the connection to the daemon was lost ({why})", details={"request": call.target})
+    details = {"request": f"{call.method} {call.target.partition('?')[0]}"}
+    hint = "look at the sandbox before doing it again"
+    if call.command_id:
+        details["command_id"] = call.command_id
+        hint = f"ask for command {call.command_id} before running it again"
+    return OutcomeUnknown(f"the answer was lost ({why}); the work may have been done", hint=hint, details=details)
+
+
+def late(call: Call) -> AtollError:
+    """The error for an answer that did not come in time."""
+    if call.repeatable:
+        return Timeout(f"no answer from the daemon within {call.timeout:g} s")
+    return lost(call, f"none within {call.timeout:g} s")
+
+
+class BodyFailed(Exception):
+    """The caller's own body could not be read; kept apart from what goes wrong with the socket."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class Again(Exception):
+    """Nothing happened, or it may happen twice: the request can be sent once more."""
+
+    def __init__(self, error: AtollError, consumed: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.consumed = consumed  # of the streamed body, which cannot be had again
+
+
+def unsent(path: str, call: Call, why: str, acted: bool) -> AtollError:
+    return lost(call, why) if acted else DaemonUnreachable(f"the daemon at {path} closed the connection: {why}")
+
+
+def is_quiet(descriptor: int) -> bool:
+    """Whether an idle connection is alive: readable while nothing was asked means it was closed, or is out of step."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN | select.POLLHUP | select.POLLERR)
+    return not poll.poll(0)
+
+
+def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Event | dict[str, Any]:
+    """One frame as a value; the last one (RESULT) as its plain JSON object; ERROR raises."""
+    if kind == STDOUT:
+        return Output("stdout", payload)
+    if kind == STDERR:
+        return Output("stderr", payload)
+    try:
+        wire = loads(payload)
+    except ValueError:
+        raise lost(call, "a broken frame") from None
+    if not isinstance(wire, dict):
+        raise lost(call, "a broken frame")
+    if kind == RESULT:
+        return wire
+    if kind == ERROR:
+        raise from_wire(wire.get("error", wire))
+    if kind == EVENT and "started" in wire:
+        inner = wire["started"] if isinstance(wire["started"], dict) else wire
+        return Started(str(inner.get("command_id") or call.command_id or ""), inner.get("pid"))
+    return Event(wire)
+
+
+def result_value(wire: dict[str, Any]) -> ExecResult:
+    return ExecResult(wire)

@@ -1,0 +1,236 @@
+"""What calls return: light value classes made from the daemon's JSON.
+
+Unknown fields of a newer daemon are ignored, missing ones get a neutral value, so that client and daemon may differ by
+a version. `wire` keeps the whole answer for whoever needs more.
+"""
+
+from __future__ import annotations
+
+from .codec import unbase64
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Literal
+
+
+class Value:
+    """Base: shows itself with its fields, compares by them."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__ if name != "wire")
+        return f"{type(self).__name__}({fields})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Started(Value):
+    """The first event of a stream: the command runs, and this is its id."""
+
+    __slots__ = ("command_id", "pid")
+
+    def __init__(self, command_id: str, pid: int | None) -> None:
+        self.command_id = command_id
+        self.pid = pid
+
+
+class Output(Value):
+    """A piece of output as it came: which stream, and the exact bytes."""
+
+    __slots__ = ("data", "stream")
+
+    def __init__(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
+        self.stream = stream
+        self.data = data
+
+    @property
+    def text(self) -> str:
+        """The bytes as text. A character cut between two pieces shows as a replacement; join `data` to avoid that."""
+        return self.data.decode("utf-8", "replace")
+
+
+class Event(Value):
+    """Anything else a stream tells."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+
+class _Outcome(Value):
+    __slots__ = ()
+    wire: dict[str, Any]
+    stdout: str
+    stderr: str
+
+    @property
+    def raw_stdout(self) -> bytes:
+        """stdout byte for byte, also when it is not UTF-8."""
+        return _exact(self.wire, "stdout")
+
+    @property
+    def raw_stderr(self) -> bytes:
+        """stderr byte for byte, also when it is not UTF-8."""
+        return _exact(self.wire, "stderr")
+
+
+def _exact(wire: dict[str, Any], name: str) -> bytes:
+    encoded = wire.get(name + "_b64")
+    return unbase64(encoded) if encoded else str(wire.get(name) or "").encode("utf-8", "surrogateescape")
+
+
+class ExecResult(_Outcome):
+    """How a command ended. A nonzero exit, a timeout and an OOM kill are results, never exceptions."""
+
+    __slots__ = (
+        "blocked",
+        "command_id",
+        "cpu_ms",
+        "duration_ms",
+        "exit_code",
+        "max_rss_kb",
+        "oom",
+        "sandbox_id",
+        "signal",
+        "status",
+        "stderr",
+        "stderr_bytes",
+        "stderr_truncated",
+        "stdout",
+        "stdout_bytes",
+        "stdout_truncated",
+        "timed_out",
+        "truncated",
+        "wire",
+    )  # fmt: skip
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        get = wire.get
+        self.wire = wire
+        self.command_id: str = get("command_id") or ""
+        self.sandbox_id: str = get("sandbox_id") or ""
+        self.status: str = get("status") or ""
+        self.exit_code: int | None = get("exit_code")
+        self.signal: int | None = get("signal")
+        self.stdout: str = get("stdout") or ""
+        self.stderr: str = get("stderr") or ""
+        self.stdout_bytes: int = get("stdout_bytes") or 0
+        self.stderr_bytes: int = get("stderr_bytes") or 0
+        self.truncated = bool(get("truncated"))
+        self.stdout_truncated = bool(get("stdout_truncated"))
+        self.stderr_truncated = bool(get("stderr_truncated"))
+        self.timed_out = bool(get("timed_out")) or self.status == "timed_out"
+        self.oom = bool(get("oom"))
+        self.duration_ms: int = get("duration_ms") or 0
+        self.cpu_ms: int = get("cpu_ms") or 0
+        self.max_rss_kb: int = get("max_rss_kb") or 0
+        self.blocked: list[Any] = get("blocked") or []
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "completed" and self.exit_code == 0
+
+
+class CommandInfo(_Outcome):
+    """A command as the daemon knows it now, with the output kept so far."""
+
+    __slots__ = ("command_id", "exit_code", "pid", "sandbox_id", "signal", "status", "stderr", "stdout", "wire")
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        ended = wire.get("exit") if isinstance(wire.get("exit"), dict) else {}
+        self.wire = wire
+        self.command_id: str = wire.get("command_id") or wire.get("id") or ""
+        self.sandbox_id: str = wire.get("sandbox_id") or ""
+        self.status: str = wire.get("status") or ""
+        self.exit_code: int | None = wire.get("exit_code", (ended or {}).get("exit_code"))
+        self.signal: int | None = wire.get("signal", (ended or {}).get("signal"))
+        self.pid: int | None = wire.get("pid")
+        self.stdout: str = wire.get("stdout") or ""
+        self.stderr: str = wire.get("stderr") or ""
+
+    @property
+    def running(self) -> bool:
+        return self.status in ("started", "running")
+
+
+class SandboxInfo(Value):
+    """A sandbox as the daemon knows it."""
+
+    __slots__ = (
+        "background_runs",
+        "created_at",
+        "end",
+        "expires_at",
+        "hosts",
+        "id",
+        "idle_timeout_s",
+        "image",
+        "labels",
+        "limits",
+        "name",
+        "runtime",
+        "state",
+        "wire",
+        "workdir",
+    )  # fmt: skip
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        get = wire.get
+        self.wire = wire
+        self.id: str = get("id") or ""
+        self.name: str | None = get("name")
+        self.state: str = get("state") or ""
+        self.runtime: str = get("runtime") or ""
+        self.image: str = get("image") or ""
+        self.created_at: float = get("created_at") or 0
+        self.expires_at: float | None = get("expires_at")
+        self.idle_timeout_s: float | None = get("idle_timeout_s")
+        self.limits: dict[str, Any] = get("limits") or {}
+        self.hosts: list[str] | None = get("hosts")
+        self.labels: dict[str, str] = get("labels") or {}
+        self.workdir: str = get("workdir") or ""
+        self.background_runs: int = get("background_runs") or 0
+        self.end: dict[str, Any] | None = get("end")
+
+
+class FileInfo(Value):
+    """One file inside a sandbox: what stat and list return."""
+
+    __slots__ = ("gid", "mode", "mtime", "name", "path", "size", "target", "type", "uid", "wire")
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        get = wire.get
+        self.wire = wire
+        self.name: str = get("name") or str(get("path") or "").rsplit("/", 1)[-1]
+        self.path: str = get("path") or self.name
+        self.type: str = get("type") or ""
+        self.size: int = get("size") or 0
+        self.mode: int = get("mode") or 0
+        self.uid: int = get("uid") or 0
+        self.gid: int = get("gid") or 0
+        self.mtime: float = get("mtime") or 0.0
+        self.target: str | None = get("target")
+
+
+class ProcessInfo(Value):
+    """One process inside a sandbox."""
+
+    __slots__ = ("cmdline", "comm", "pid", "ppid", "rss_kb", "state", "uid", "wire")
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        get = wire.get
+        self.wire = wire
+        self.pid: int = get("pid") or 0
+        self.ppid: int = get("ppid") or 0
+        self.comm: str = get("comm") or ""
+        self.state: str = get("state") or ""
+        self.cmdline: str | list[str] = get("cmdline") or ""
+        self.rss_kb: int = get("rss_kb") or 0
+        self.uid: int = get("uid") or 0
