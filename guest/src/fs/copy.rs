@@ -221,7 +221,9 @@ fn copy_file(
     let (source, stat) = node::open_regular(from, old, OFlags::RDONLY | OFlags::NOFOLLOW, 0)?;
     let temporary = Temporary::create(to)?;
     let sparse = (stat.st_blocks.max(0) as u64).saturating_mul(512) < stat.st_size.max(0) as u64;
-    let bytes = if sparse && rustix::fs::seek(&source, SeekFrom::Data(0)).is_ok() {
+    // ENXIO: nothing but a hole. Anything else: this file system cannot tell.
+    let tells = || matches!(rustix::fs::seek(&source, SeekFrom::Data(0)), Ok(_) | Err(Errno::NXIO));
+    let bytes = if sparse && tells() {
         copy_sparse(&source, temporary.fd(), stat.st_size.max(0) as u64, io)?
     } else {
         copy_plain(&source, temporary.fd(), io)?
@@ -279,4 +281,3 @@ fn copy_sparse(source: &OwnedFd, target: &OwnedFd, size: u64, io: &dyn OpIo) -> 
     rustix::fs::ftruncate(target, size)?;
     Ok(size)
 }
-

@@ -34,7 +34,8 @@ impl Total {
 pub fn du(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let path = req.path("path")?;
     let bytes = path.as_os_str().as_bytes();
-    let stat = rustix::fs::statat(CWD, bytes, AtFlags::empty()).map_err(|errno| OpError::from(errno).at(path.display()))?;
+    let stat =
+        rustix::fs::statat(CWD, bytes, AtFlags::empty()).map_err(|errno| OpError::from(errno).at(path.display()))?;
     let mut total = Total::default();
     total.add(&stat);
     if node::kind(&stat) == FileType::Directory {

@@ -1,8 +1,8 @@
 //! `list`: the entries of a directory, or of the whole tree below it, in batches.
 
+use super::alive;
 use super::node;
 use super::walk::{Step, Walk};
-use super::alive;
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fs::FileType;
@@ -74,7 +74,8 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
         // An entry that vanished since its directory was read is no error.
         let Ok(stat) = walk.stat() else { continue };
         let kind = node::kind(&stat);
-        let wanted = since.map_or(true, |since| node::mtime(&stat) >= since) && !(files_only && kind == FileType::Directory);
+        let wanted =
+            since.map_or(true, |since| node::mtime(&stat) >= since) && !(files_only && kind == FileType::Directory);
         if wanted {
             let full = node::join(root_path, walk.path());
             if count >= limit || full.len() > BATCH_BYTES {
@@ -85,8 +86,7 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
                 continue;
             }
             count += 1;
-            let target =
-                if kind == FileType::Symlink { node::read_link(walk.dir()?, walk.name()).ok() } else { None };
+            let target = if kind == FileType::Symlink { node::read_link(walk.dir()?, walk.name()).ok() } else { None };
             let bytes = full.len() + walk.name().len() + target.as_ref().map_or(0, Vec::len);
             let mut entry = node::describe(&stat, walk.name(), target.as_deref());
             entry.push((Value::from("path"), text_or_bin(&full)));
@@ -104,7 +104,9 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
 pub fn skip_lost(descended: Result<(), OpError>) -> Result<bool, OpError> {
     match descended {
         Ok(()) => Ok(true),
-        Err(error) if matches!(error.errno, Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::EACCES | libc::EPERM)) => {
+        Err(error)
+            if matches!(error.errno, Some(libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::EACCES | libc::EPERM)) =>
+        {
             Ok(false)
         }
         Err(error) => Err(error),

@@ -72,7 +72,7 @@ pub fn ensure(path: &Path, owner: &Owner) -> Result<(), OpError> {
             Ok(_) => break,
             Err(error) if error.errno == Some(libc::ENOENT) => missing.push(at),
             // Something that is no directory is in the way.
-            Err(error) if error.errno == Some(libc::EEXIST) && !missing.is_empty() => return Err(Errno::NOTDIR.into()),
+            Err(error) if error.errno == Some(libc::EEXIST) => return Err(Errno::NOTDIR.into()),
             Err(error) => return Err(error),
         }
         match at.parent() {

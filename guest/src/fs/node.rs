@@ -22,8 +22,18 @@ const CGROUP2_MAGIC: u64 = 0x6367_7270;
 
 /// Entries of the agent's own /proc directory that tell no secret.
 const OWN_PROC_READABLE: [&[u8]; 12] = [
-    b"status", b"stat", b"statm", b"cmdline", b"comm", b"cgroup", b"mounts", b"mountinfo", b"limits", b"uid_map",
-    b"gid_map", b"loginuid",
+    b"status",
+    b"stat",
+    b"statm",
+    b"cmdline",
+    b"comm",
+    b"cgroup",
+    b"mounts",
+    b"mountinfo",
+    b"limits",
+    b"uid_map",
+    b"gid_map",
+    b"loginuid",
 ];
 
 pub fn kind(stat: &Stat) -> FileType {

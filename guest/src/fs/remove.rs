@@ -1,9 +1,9 @@
 //! `remove`: a file, an empty directory or a whole tree; links are removed, never followed.
 
+use super::alive;
 use super::node::{self, DIRECTORY};
 use super::replace::Place;
 use super::walk::{names, Descent, Names};
-use super::alive;
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -90,10 +90,16 @@ impl Tree {
             };
             let gone = match gone {
                 // EPERM is how some file systems say "a directory".
-                Err(Errno::ISDIR | Errno::PERM) => rustix::fs::unlinkat(&fd, name, AtFlags::REMOVEDIR).or_else(|errno| {
-                    // Not a directory after all: what unlink said first stands.
-                    if errno == Errno::NOTDIR { rustix::fs::unlinkat(&fd, name, AtFlags::empty()) } else { Err(errno) }
-                }),
+                Err(Errno::ISDIR | Errno::PERM) => {
+                    rustix::fs::unlinkat(&fd, name, AtFlags::REMOVEDIR).or_else(|errno| {
+                        // Not a directory after all: what unlink said first stands.
+                        if errno == Errno::NOTDIR {
+                            rustix::fs::unlinkat(&fd, name, AtFlags::empty())
+                        } else {
+                            Err(errno)
+                        }
+                    })
+                }
                 other => other,
             };
             match gone {

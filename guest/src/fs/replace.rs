@@ -143,12 +143,7 @@ impl Drop for Temporary<'_> {
 }
 
 /// rename that never replaces. Without renameat2 a hard link does the same for everything but directories.
-pub fn rename_fresh(
-    from: BorrowedFd<'_>,
-    old: &[u8],
-    to: BorrowedFd<'_>,
-    new: &[u8],
-) -> Result<(), Errno> {
+pub fn rename_fresh(from: BorrowedFd<'_>, old: &[u8], to: BorrowedFd<'_>, new: &[u8]) -> Result<(), Errno> {
     match rustix::fs::renameat_with(from, old, to, new, RenameFlags::NOREPLACE) {
         Err(Errno::NOSYS | Errno::INVAL | Errno::NOTSUP) => {}
         other => return other,

@@ -18,7 +18,6 @@ pub fn describe_path(path: &Path, follow: bool) -> Result<Value, OpError> {
     let bytes = node::trimmed(path.as_os_str().as_bytes());
     let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let stat = rustix::fs::statat(CWD, bytes, flags).map_err(|errno| OpError::from(errno).at(path.display()))?;
-    let target =
-        if node::kind(&stat) == FileType::Symlink { node::read_link(CWD, bytes).ok() } else { None };
+    let target = if node::kind(&stat) == FileType::Symlink { node::read_link(CWD, bytes).ok() } else { None };
     Ok(Value::Map(node::describe(&stat, node::name_of(path), target.as_deref())))
 }

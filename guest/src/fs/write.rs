@@ -78,7 +78,8 @@ impl Plan {
 pub fn write(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let plan = Plan::of(req)?;
     let written = run(&plan, req.opt_bool("parents", false)?, io);
-    let (bytes, stat) = written.map_err(|error| if error.code == "cancelled" { error } else { error.at(plan.path.display()) })?;
+    let (bytes, stat) =
+        written.map_err(|error| if error.code == "cancelled" { error } else { error.at(plan.path.display()) })?;
     let stat = Value::Map(node::describe(&stat, node::name_of(&plan.path), None));
     Ok(map([("bytes", Value::from(bytes)), ("stat", stat)]))
 }
@@ -222,10 +223,7 @@ fn pour(plan: &Plan, source: &OwnedFd, place: &Place, bytes: u64) -> Result<(u64
 }
 
 /// Whether a path can be written to is only known by trying; this is here for callers that replace a file they read.
-pub fn replace_content(
-    path: &Path,
-    fill: &mut dyn FnMut(&OwnedFd) -> Result<(), OpError>,
-) -> Result<(), OpError> {
+pub fn replace_content(path: &Path, fill: &mut dyn FnMut(&OwnedFd) -> Result<(), OpError>) -> Result<(), OpError> {
     let place = Place::of(path, true)?;
     let old = place.stat.ok_or(Errno::NOENT)?;
     node::regular(&old)?;
