@@ -1,0 +1,76 @@
+"""How far a pull or a build is, for whoever wants to show it."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TextIO
+
+Stage = Literal["resolve", "download", "unpack", "build", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One step: `done` of `total` bytes (0 when unknown), and one printable line about what is going on."""
+
+    stage: Stage
+    text: str
+    done: int = 0
+    total: int = 0
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+def silent(_progress: Progress) -> None:
+    """For callers who do not watch."""
+
+
+def printable(text: str) -> str:
+    """Text of foreign origin without the bytes that steer a terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+class TerminalBar:
+    """Draws progress on one line of a terminal; on anything else, one line per stage."""
+
+    def __init__(self, stream: TextIO = sys.stderr, width: int = 28, interval: float = 0.1) -> None:
+        self._stream = stream
+        self._width = width
+        self._interval = interval
+        self._terminal = stream.isatty()
+        self._drawn = 0.0
+        self._last: tuple[Stage, str] | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        if self._terminal:
+            self._draw(progress)
+        elif (progress.stage, progress.text) != self._last:
+            print(f"{progress.stage}: {printable(progress.text)}", file=self._stream, flush=True)
+        self._last = (progress.stage, progress.text)
+
+    def close(self) -> None:
+        """Leave the cursor on a fresh line."""
+        if self._terminal and self._last is not None:
+            print("\r\x1b[K", end="", file=self._stream, flush=True)
+
+    def _draw(self, progress: Progress) -> None:
+        now = time.monotonic()
+        finished = progress.total and progress.done >= progress.total
+        if now - self._drawn < self._interval and not finished and progress.stage == (self._last or ("",))[0]:
+            return
+        self._drawn = now
+        line = f"{progress.stage:<8} "
+        if progress.total:
+            filled = self._width * min(progress.done, progress.total) // progress.total
+            line += f"[{'#' * filled}{'.' * (self._width - filled)}] {_size(progress.done)}/{_size(progress.total)} "
+        print(f"\r\x1b[K{line}{printable(progress.text)[:60]}", end="", file=self._stream, flush=True)
+
+
+def _size(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            return f"{value:.0f} {unit}" if unit in ("B", "KB") else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{count} B"

@@ -1,0 +1,111 @@
+"""From a detection to an image that is really here, by the one order every surface uses.
+
+Detected: the catalog's image if a local copy exists; else `host` if the program is there; else a pull; else the Debian
+set. Named: exactly that image, pulled or built, or an error. A named reference is never replaced by something similar;
+a name of the catalog may be, and the result says so.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Unavailable, Unsupported
+from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
+from atoll.images.detect import Detection, host_program
+from atoll.images.host import HostImage
+from atoll.images.image import Image
+from atoll.images.progress import ProgressCallback, silent
+from atoll.images.store import ImageStore
+
+ANY_IMAGE = Allowlist()
+_TRY_NEXT = (Unavailable, NotFound, PermissionDenied, ImageError)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The image to use, and one sentence on how it was chosen."""
+
+    image: Image | HostImage
+    why: str
+
+
+def obtain(
+    detection: Detection,
+    store: ImageStore,
+    catalog: Catalog,
+    *,
+    allowlist: Allowlist = ANY_IMAGE,
+    progress: ProgressCallback = silent,
+    may_fetch: bool = True,
+    host: Callable[[], HostImage] | None = None,
+) -> Choice:
+    """Bring the image here if it is not. `may_fetch=False` uses only local ones; `host` may give one already prepared."""
+    name = detection.image_name
+    make_host = host or store.host_image
+    if detection.explicit:
+        allowlist.check(name, catalog)
+        if name == HOST:
+            return Choice(make_host(), detection.why)
+        return _named(name, store, catalog, detection, progress, may_fetch)
+    entry = catalog.get(name)
+    if entry is None:
+        raise NotFound(f"the catalog has no image {name!r}", hint=f"it has {', '.join(catalog.names())}")
+    allowed = allowlist.allows(name, catalog)
+    local = _local(entry, store) if allowed else None
+    if local is not None:
+        return Choice(local, f"{detection.why}; a copy is here")
+    program = detection.program or (entry.commands[0] if entry.commands else "")
+    if allowlist.allows(HOST, catalog) and host_program(program) is not None:
+        return Choice(make_host(), f"{detection.why}; this machine has `{program}`")
+    allowlist.check(name, catalog)
+    return _fetched(entry, store, detection, progress, may_fetch)
+
+
+def _named(
+    name: str, store: ImageStore, catalog: Catalog, detection: Detection, progress: ProgressCallback, may_fetch: bool
+) -> Choice:
+    entry = catalog.get(name)
+    local = store.find(name) if entry is None else _local(entry, store)
+    if local is not None:
+        return Choice(local, detection.why)
+    if entry is not None:
+        return _fetched(entry, store, detection, progress, may_fetch)
+    if not may_fetch:
+        raise NotFound(f"the image {name!r} is not on this machine", hint=f"get it with `atoll image pull {name}`")
+    try:
+        return Choice(store.pull(name, progress=progress), detection.why)
+    except _TRY_NEXT as error:
+        stand_in = catalog.by_reference(name)
+        if stand_in is not None and stand_in.debian and not error.hint:
+            error.hint = f"the catalog name `{stand_in.name}` can be built from Debian packages"
+        raise
+
+
+def _local(entry: CatalogImage, store: ImageStore) -> Image | None:
+    """A copy of a catalog image: pulled under its reference, or built under its name."""
+    return store.find(entry.oci) or store.find(entry.name)
+
+
+def _fetched(
+    entry: CatalogImage, store: ImageStore, detection: Detection, progress: ProgressCallback, may_fetch: bool
+) -> Choice:
+    if not may_fetch:
+        raise NotFound(f"the image {entry.name!r} is not on this machine", hint=f"`atoll image pull {entry.oci}`")
+    try:
+        return Choice(store.pull(entry.oci, progress=progress), f"{detection.why}; pulled {entry.oci}")
+    except _TRY_NEXT as pull_error:
+        if not entry.debian:
+            raise
+        try:
+            built = store.build_debian(entry.name, entry.debian, progress, catalog_build=True)
+        except AtollError as build_error:
+            raise _both_failed(entry, pull_error, build_error) from build_error
+        return Choice(built, f"{detection.why}; {entry.oci} could not be pulled, built from Debian packages instead")
+
+
+def _both_failed(entry: CatalogImage, pull_error: AtollError, build_error: AtollError) -> AtollError:
+    kind = Unsupported if isinstance(build_error, Unsupported) else ImageError
+    return kind(
+        f"the image {entry.name!r} can be neither pulled ({pull_error.message}) nor built ({build_error.message})",
+        hint=build_error.hint or pull_error.hint,
+        details={"pull": pull_error.to_wire(), "build": build_error.to_wire()},
+    )

@@ -1,0 +1,227 @@
+"""The images of one user on disk: pull, build, find, list, remove.
+
+    blobs/    downloads under way              images/   one record per complete image
+    layers/   unpacked layers, by content      names/    what people call them
+    host/     the machine's own image          tmp/      work in progress, worthless after a crash
+
+Pulls and builds hold the store's lock shared, removal holds it alone: several processes can use one store, and none
+ever sees half an image. All calls block; the daemon makes them in threads.
+"""
+
+import os
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
+from atoll.images import debian
+from atoll.images.credentials import DockerConfig
+from atoll.images.host import HostImage, build_host_image
+from atoll.images.image import Image
+from atoll.images.layers import LayerStore
+from atoll.images.limits import Limits
+from atoll.images.locks import file_lock
+from atoll.images.platforms import Platform
+from atoll.images.progress import Progress, ProgressCallback, silent
+from atoll.images.pull import pull
+from atoll.images.records import ImageRecord, Records
+from atoll.images.reference import Reference, is_digest
+from atoll.images.registry import Registry
+from atoll.images.tree import remove_tree
+
+HOST = "host"
+_LOCAL_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
+_REMOVAL_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What `prune` removed."""
+
+    images: tuple[str, ...]
+    layers: int
+    bytes: int
+
+
+class ImageStore:
+    """Everything about images below one directory."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        credentials: DockerConfig | None = None,
+        insecure_registries: Iterable[str] = (),
+        ca_file: Path | None = None,
+        limits: Limits | None = None,
+        reserved_names: Collection[str] = (),
+    ) -> None:
+        self.root = root
+        self._credentials = credentials
+        self._insecure = frozenset(insecure_registries)
+        self._ca_file = ca_file
+        self._limits = limits or Limits()
+        self._reserved = frozenset(reserved_names) | {HOST}
+        for name in ("", "blobs", "layers", "images", "names", "host", "tmp"):
+            (root / name).mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._lock = root / "lock"
+        self._layers = LayerStore(root / "layers", root / "tmp", self._limits)
+        self._records = Records(root / "images", root / "names")
+
+    # getting images
+
+    def pull(self, ref: str, platform: str | None = None, progress: ProgressCallback = silent) -> Image:
+        """Pull from a registry, also when a copy is here already: a tag may have moved."""
+        reference = Reference.parse(ref)
+        wanted = Platform.parse(platform) if platform else Platform.here()
+        registry = Registry(
+            reference,
+            credentials=self._credentials,
+            insecure=self._insecure,
+            ca_file=self._ca_file,
+            limits=self._limits,
+        )
+        try:
+            with file_lock(self._lock, shared=True):
+                record = pull(reference, wanted, registry, self._layers, self.root / "blobs", self._limits, progress)
+                self._records.save(record, str(reference))
+        finally:
+            registry.close()
+        progress(Progress("done", str(reference)))
+        return self._image(str(reference), record)
+
+    def build_debian(
+        self,
+        name: str,
+        packages: Sequence[str],
+        progress: ProgressCallback = silent,
+        *,
+        catalog_build: bool = False,
+        variant: str = "minbase",
+    ) -> Image:
+        """Build an image of Debian packages from the machine's own package sources."""
+        if _LOCAL_NAME.fullmatch(name) is None or len(name) > 63:
+            raise InvalidArgument(
+                f"not a name for a local image: {name!r}", hint="lower-case letters and digits, joined by . _ or -"
+            )
+        if name in self._reserved and not catalog_build:
+            raise InvalidArgument(f"{name!r} is a name of the catalog; choose another for a local image")
+        with file_lock(self._lock, shared=True):
+            record = debian.build(packages, self._layers, progress, variant=variant)
+            self._records.save(record, name)
+        progress(Progress("done", name))
+        return self._image(name, record)
+
+    def host_image(self, *, extra_ca: Path | None = None) -> HostImage:
+        """The machine's own image, prepared again only when something it is made of has changed."""
+        with file_lock(self.root / "host" / "lock"):
+            return build_host_image(self.root / "host", self._layers.flavour, extra_ca=extra_ca)
+
+    # finding images
+
+    def find(self, name: str) -> Image | None:
+        """A local image by local name, digest or reference; None if it is not here."""
+        if is_digest(name):
+            return self._checked(name, self._records.by_digest(name))
+        found = self._records.by_name(name)
+        if found is not None or name == HOST:
+            return self._checked(name, found)
+        reference = Reference.parse(name)
+        return self._checked(str(reference), self._records.by_name(str(reference)) or self._by_pinned(reference))
+
+    def resolve(self, name: str) -> Image:
+        """Like `find`, but an image that is not here is an error."""
+        image = self.find(name)
+        if image is None:
+            raise NotFound(f"no local image {name!r}", hint=f"get it with `atoll image pull {name}`")
+        return image
+
+    def inspect(self, name: str) -> Image:
+        return self.resolve(name)
+
+    def list(self) -> tuple[Image, ...]:
+        """Every named image, sorted by name."""
+        named = ((name, self._records.by_digest(digest)) for name, digest in self._records.names().items())
+        return tuple(self._image(name, record) for name, record in named if record and self._is_complete(record))
+
+    def disk_bytes(self) -> int:
+        """Bytes of all unpacked layers, shared ones counted once."""
+        found = (self._layers.get(digest) for digest in self._layers.digests())
+        return sum(layer.size for layer in found if layer is not None)
+
+    # removing images
+
+    def remove(self, name: str, in_use: Collection[str] = ()) -> int:
+        """Remove a name, and its image if nothing else names it; bytes given back.
+
+        `in_use` are the digests of images that sandboxes, running or stopped, are made of.
+        """
+        with file_lock(self._lock, seconds=_REMOVAL_SECONDS):
+            image = self.resolve(name)
+            if image.digest in in_use:
+                raise FailedPrecondition(
+                    f"the image {name!r} is in use", hint="remove the sandboxes made from it first"
+                )
+            for known, digest in self._records.names().items():
+                if known == image.name or (image.name == image.digest == digest):
+                    self._records.forget_name(known)
+            if image.digest not in self._records.names().values():
+                self._records.forget_image(image.digest)
+            return self._layers.remove(self._unreferenced_layers())
+
+    def prune(self, in_use: Collection[str] = ()) -> Pruned:
+        """Remove images without a name, layers without an image, and what crashes and old downloads left."""
+        with file_lock(self._lock, seconds=_REMOVAL_SECONDS):
+            kept = set(self._records.names().values()) | set(in_use)
+            nameless = [record.digest for record in self._records.images() if record.digest not in kept]
+            for digest in nameless:
+                self._records.forget_image(digest)
+            orphans = self._unreferenced_layers()
+            freed = self._layers.remove(orphans)
+            for entry in os.scandir(self.root / "blobs"):
+                freed += entry.stat(follow_symlinks=False).st_size
+                os.unlink(entry.path)
+            for entry in os.scandir(self.root / "tmp"):
+                remove_tree(Path(entry.path))
+            return Pruned(tuple(nameless), len(orphans), freed)
+
+    def _unreferenced_layers(self) -> tuple[str, ...]:
+        referenced = {layer for record in self._records.images() for layer in record.layers}
+        return tuple(digest for digest in self._layers.digests() if digest not in referenced)
+
+    def _by_pinned(self, reference: Reference) -> ImageRecord | None:
+        """A digest names the same content under every tag, whether it is the image's or its index's."""
+        if reference.digest is None:
+            return None
+        for record in self._records.images():
+            if reference.digest in (record.digest, record.index_digest):
+                return record
+        return None
+
+    def _checked(self, name: str, record: ImageRecord | None) -> Image | None:
+        """An image only if all of it is still on disk."""
+        return self._image(name, record) if record is not None and self._is_complete(record) else None
+
+    def _is_complete(self, record: ImageRecord) -> bool:
+        return all(self._layers.has(digest) for digest in record.layers)
+
+    def _image(self, name: str, record: ImageRecord) -> Image:
+        settings = record.settings
+        root = self.root / "layers"
+        return Image(
+            name=name,
+            digest=record.digest,
+            # overlayfs refuses a directory that is listed twice; the top-most occurrence hides the others anyway
+            lowers=tuple(dict.fromkeys(root / digest.partition(":")[2] for digest in reversed(record.layers))),
+            env=settings.env,
+            user=settings.user,
+            workdir=settings.workdir,
+            entrypoint=settings.entrypoint,
+            cmd=settings.cmd,
+            size=record.size,
+            created=record.created,
+            source=record.source,
+            platform=record.platform,
+            notes=record.notes,
+        )
