@@ -226,7 +226,9 @@ def _refuse_link(parent: int, name: str) -> None:
         raise OSError("something that is no regular file is there already")
 
 
-def write_beneath(parent: int, name: str, pieces: Iterable[bytes], mode: int = 0o644, mtime: float | None = None) -> int:
+def write_beneath(
+    parent: int, name: str, pieces: Iterable[bytes], mode: int = 0o644, mtime: float | None = None
+) -> int:
     """Write a file into the directory `parent`: whole or not at all, never through a link that lies there."""
     _refuse_link(parent, name)
     temporary, written = _temporary(), 0

@@ -82,8 +82,17 @@ def new_command_id() -> str:
     return "c" + "".join([_ALPHABET[byte & 31] for byte in os.urandom(19)])
 
 
+_LIMITS = ("cpus", "memory_mb", "pids", "files", "disk_mb")
+_RENAMED = {"idle_timeout": "idle_timeout_s", "lifetime": "lifetime_s"}
+
+
 def create(options: Mapping[str, Any]) -> Call:
-    return Call("POST", "/v1/sandboxes", _encode(options), _JSON)
+    """`options` are those of `CreateOptions`; limits stand beside the others there and are grouped on the wire."""
+    fields = {_RENAMED.get(key, key): value for key, value in options.items() if key not in _LIMITS}
+    limits = {key: options[key] for key in _LIMITS if options.get(key) is not None}
+    if limits:
+        fields["limits"] = limits
+    return Call("POST", "/v1/sandboxes", _encode(fields), _JSON)
 
 
 def list_sandboxes(state: str = "active", name: str | None = None) -> Call:
@@ -204,8 +213,17 @@ def resize(ref: str, command_id: str, rows: int, cols: int) -> Call:
 # Files
 
 
-def path_text(path: Path) -> str:
-    return os.fsdecode(path)
+def path_fields(**paths: Path) -> dict[str, str]:
+    """Paths as JSON fields: text where they are UTF-8, else their bytes in `<name>_b64`."""
+    fields = {}
+    for name, path in paths.items():
+        raw = os.fspath(path)
+        data = raw if isinstance(raw, bytes) else raw.encode("utf-8", "surrogateescape")
+        try:
+            fields[name] = data.decode("utf-8")
+        except UnicodeDecodeError:
+            fields[name + "_b64"] = to_base64(data)
+    return fields
 
 
 def read_file(ref: str, path: Path, offset: int | None = None, limit: int | None = None) -> Call:

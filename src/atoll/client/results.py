@@ -139,21 +139,47 @@ class ExecResult(_Outcome):
 
 
 class CommandInfo(_Outcome):
-    """A command as the daemon knows it now, with the output kept so far."""
+    """A command as the daemon knows it now, with the output kept so far; `stdout` begins at offset `stdout_start`."""
 
-    __slots__ = ("command_id", "exit_code", "pid", "sandbox_id", "signal", "status", "stderr", "stdout", "wire")
+    __slots__ = (
+        "background",
+        "command_id",
+        "exit_code",
+        "oom",
+        "pid",
+        "sandbox_id",
+        "signal",
+        "status",
+        "stderr",
+        "stderr_bytes",
+        "stderr_start",
+        "stdout",
+        "stdout_bytes",
+        "stdout_start",
+        "timed_out",
+        "truncated",
+        "wire",
+    )
 
     def __init__(self, wire: dict[str, Any]) -> None:
-        ended = wire.get("exit") if isinstance(wire.get("exit"), dict) else {}
+        get = wire.get
         self.wire = wire
-        self.command_id: str = wire.get("command_id") or wire.get("id") or ""
-        self.sandbox_id: str = wire.get("sandbox_id") or ""
-        self.status: str = wire.get("status") or ""
-        self.exit_code: int | None = wire.get("exit_code", (ended or {}).get("exit_code"))
-        self.signal: int | None = wire.get("signal", (ended or {}).get("signal"))
-        self.pid: int | None = wire.get("pid")
-        self.stdout: str = wire.get("stdout") or ""
-        self.stderr: str = wire.get("stderr") or ""
+        self.command_id: str = get("command_id") or ""
+        self.sandbox_id: str = get("sandbox_id") or ""
+        self.status: str = get("status") or ""
+        self.background = bool(get("background"))
+        self.pid: int | None = get("pid")
+        self.exit_code: int | None = get("exit_code")
+        self.signal: int | None = get("signal")
+        self.stdout: str = get("stdout") or ""
+        self.stderr: str = get("stderr") or ""
+        self.stdout_start: int = get("stdout_start") or 0
+        self.stderr_start: int = get("stderr_start") or 0
+        self.stdout_bytes: int = get("stdout_bytes") or 0
+        self.stderr_bytes: int = get("stderr_bytes") or 0
+        self.truncated = bool(get("truncated"))
+        self.timed_out = bool(get("timed_out")) or self.status == "timed_out"
+        self.oom = bool(get("oom"))
 
     @property
     def running(self) -> bool:
@@ -231,6 +257,37 @@ class ProcessInfo(Value):
         self.ppid: int = get("ppid") or 0
         self.comm: str = get("comm") or ""
         self.state: str = get("state") or ""
-        self.cmdline: str | list[str] = get("cmdline") or ""
+        self.cmdline: Any = get("cmdline") or ""
         self.rss_kb: int = get("rss_kb") or 0
         self.uid: int = get("uid") or 0
+
+
+class Match(Value):
+    """One line that grep found."""
+
+    __slots__ = ("content", "line", "path", "wire")
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        self.wire = wire
+        self.path: str = wire.get("path") or ""
+        self.line: int = wire.get("line") or 0
+        self.content: str = wire.get("content") or ""
+
+
+class Change(Value):
+    """One change a watch saw; kind is create, write, remove, rename, chmod, or overflow when some were lost."""
+
+    __slots__ = ("kind", "path", "to")
+
+    def __init__(self, kind: str, path: str, to: str | None = None) -> None:
+        self.kind = kind
+        self.path = path
+        self.to = to
+
+
+def changes(event: dict[str, Any]) -> list[Change]:
+    """The changes one event of a watch carries."""
+    found = [Change("overflow", "")] if event.get("overflow") else []
+    for item in event.get("changes") or []:
+        found.append(Change(str(item.get("kind") or ""), str(item.get("path") or ""), item.get("to")))
+    return found

@@ -1,0 +1,245 @@
+"""`AsyncSandbox.files`: the sandbox's file system. Relative paths start at /workspace; names keep their bytes.
+
+`files.py` is the same face for blocking callers; a test holds the two together.
+"""
+
+import asyncio
+import builtins
+import os
+import tempfile
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from ..errors import NotFound
+from . import archive, calls
+from .results import Change, Event, FileInfo, Match, changes
+
+if TYPE_CHECKING:
+    from .async_sandbox import AsyncSandbox
+    from .calls import Path
+
+
+class AsyncFiles:
+    """File operations; all of them happen inside the sandbox."""
+
+    def __init__(self, sandbox: "AsyncSandbox") -> None:
+        self._sandbox = sandbox
+
+    async def read(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> bytes:
+        pieces = [piece async for piece in self.read_stream(path, offset=offset, limit=limit)]
+        return b"".join(pieces)
+
+    async def read_text(self, path: "Path", encoding: str = "utf-8", errors: str = "strict") -> str:
+        return (await self.read(path)).decode(encoding, errors)
+
+    async def read_stream(
+        self, path: "Path", *, offset: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """The content piece by piece, for files that should not be held in memory."""
+        ref, link = await self._sandbox._target()
+        exchange = await link.open(calls.read_file(ref, path, offset, limit))
+        try:
+            await exchange.raise_for_status()
+            while piece := await exchange.read():
+                yield piece
+        finally:
+            exchange.close()
+
+    async def write(
+        self,
+        path: "Path",
+        data: bytes | str | IO[bytes] | Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        mode: int | None = None,
+        append: bool = False,
+        offset: int | None = None,
+        parents: bool = True,
+        create: str | None = None,
+    ) -> FileInfo:
+        """Write text, bytes, or what a file or iterator gives. Without append or offset the old file is replaced whole."""
+        ref, link = await self._sandbox._target()
+        whole = (
+            data.encode() if isinstance(data, str) else bytes(data) if isinstance(data, (bytes, bytearray)) else None
+        )
+        call = calls.write_file(
+            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create
+        )
+        exchange = await link.open(call, None if isinstance(data, (str, bytes, bytearray)) else _pieces(data))
+        return FileInfo((await exchange.json())["stat"])
+
+    async def list(
+        self,
+        path: "Path" = ".",
+        *,
+        recursive: bool = False,
+        since: float | None = None,
+        depth: int | None = None,
+        limit: int | None = None,
+        files_only: bool = False,
+    ) -> list[FileInfo]:
+        fields = {"recursive": recursive, "since": since, "depth": depth, "limit": limit, "files_only": files_only}
+        answer = await self._do("list", {**calls.path_fields(path=path), **fields}, repeatable=True)
+        return [FileInfo(entry) for entry in answer["entries"]]
+
+    async def stat(self, path: "Path", *, follow: bool = True) -> FileInfo:
+        answer = await self._do("stat", {**calls.path_fields(path=path), "follow": follow}, repeatable=True)
+        return FileInfo(answer["stat"])
+
+    async def exists(self, path: "Path") -> bool:
+        try:
+            await self.stat(path, follow=False)
+        except NotFound as missing:
+            if missing.code != "file_not_found":
+                raise
+            return False
+        return True
+
+    async def mkdir(
+        self, path: "Path", *, parents: bool = True, mode: int | None = None, exist_ok: bool = False
+    ) -> None:
+        fields = {"parents": parents, "mode": mode, "exist_ok": exist_ok}
+        await self._do("mkdir", {**calls.path_fields(path=path), **fields})
+
+    async def remove(self, path: "Path", *, recursive: bool = False, missing_ok: bool = False) -> int:
+        """Remove a file, or with `recursive` a tree; how many entries went."""
+        fields = {"recursive": recursive, "missing_ok": missing_ok}
+        return int((await self._do("remove", {**calls.path_fields(path=path), **fields})).get("removed") or 0)
+
+    async def move(self, src: "Path", dst: "Path", *, overwrite: bool = False) -> None:
+        await self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite})
+
+    async def copy(self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False) -> None:
+        fields = {"recursive": recursive, "overwrite": overwrite}
+        await self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields})
+
+    async def chmod(
+        self,
+        path: "Path",
+        mode: int | None = None,
+        *,
+        uid: int | None = None,
+        gid: int | None = None,
+        recursive: bool = False,
+    ) -> None:
+        fields = {"mode": mode, "uid": uid, "gid": gid, "recursive": recursive}
+        await self._do("chmod", {**calls.path_fields(path=path), **fields})
+
+    async def symlink(self, target: "Path", path: "Path") -> None:
+        await self._do("symlink", calls.path_fields(target=target, path=path))
+
+    async def du(self, path: "Path" = ".") -> dict[str, int]:
+        """Bytes and inodes a tree uses."""
+        answer: dict[str, int] = await self._do("du", calls.path_fields(path=path), repeatable=True)
+        return answer
+
+    async def grep(
+        self,
+        pattern: str,
+        path: "Path" = ".",
+        *,
+        recursive: bool = True,
+        ignore_case: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        max_matches: int | None = None,
+    ) -> builtins.list[Match]:
+        fields = {"pattern": pattern, "recursive": recursive, "ignore_case": ignore_case, "max_matches": max_matches}
+        globs = {"include": list(include), "exclude": list(exclude)}
+        answer = await self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, repeatable=True)
+        return [Match(item) for item in answer["matches"]]
+
+    async def sed(
+        self,
+        pattern: str,
+        replacement: str,
+        path: "Path | None" = None,
+        *,
+        files: Sequence[str] | None = None,
+        recursive: bool = True,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        regex: bool = True,
+        first_only: bool = False,
+        ignore_case: bool = False,
+    ) -> builtins.list[dict[str, Any]]:
+        """Replace in `files`, or in the tree at `path`; one entry per file: path, replacements, error."""
+        fields: dict[str, Any] = {
+            "pattern": pattern,
+            "replacement": replacement,
+            "recursive": recursive,
+            "regex": regex,
+        }
+        fields.update(first_only=first_only, ignore_case=ignore_case, include=list(include), exclude=list(exclude))
+        fields["files"] = None if files is None else list(files)
+        where = {} if path is None else calls.path_fields(path=path)
+        answer = await self._do("sed", {**where, **fields})
+        return list(answer["results"])
+
+    async def upload(self, local: "Path", remote: "Path") -> None:
+        """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
+        source = os.fsdecode(local)
+        if not await asyncio.to_thread(os.path.isdir, source):
+            mode = (await asyncio.to_thread(os.stat, source)).st_mode & 0o777
+            with open(source, "rb") as file:  # noqa: ASYNC230  (read in a thread)
+                await self.write(remote, file, mode=mode)
+            return
+        ref, link = await self._sandbox._target()
+        await self.mkdir(remote, parents=True, exist_ok=True)
+        exchange = await link.open(calls.tar(ref, remote, upload=True), _pieces(archive.pack(source)))
+        await exchange.json()
+
+    async def download(self, remote: "Path", local: "Path") -> builtins.list[str]:
+        """Copy a file to the path `local`, or a directory's content into the directory `local`.
+
+        Returns the entries that were refused: links that lead out of the tree, devices and the like.
+        """
+        target = os.fsdecode(local)
+        found = await self.stat(remote)
+        ref, link = await self._sandbox._target()
+        tree = found.type == "directory"
+        exchange = await link.open(calls.tar(ref, remote, upload=False) if tree else calls.read_file(ref, remote))
+        try:
+            await exchange.raise_for_status()
+            with tempfile.TemporaryFile() as spool:
+                while piece := await exchange.read():
+                    await asyncio.to_thread(spool.write, piece)
+                spool.seek(0)
+                if not tree:
+                    await asyncio.to_thread(archive.write_local, target, archive.read_pieces(spool), found.mode)
+                    return []
+                await asyncio.to_thread(os.makedirs, target, exist_ok=True)
+                return (await asyncio.to_thread(archive.unpack, archive.read_pieces(spool), target)).refused
+        finally:
+            exchange.close()
+
+    async def watch(self, path: "Path" = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+        """Changes as they happen, until the iterator is closed."""
+        ref, link = await self._sandbox._target()
+        exchange = await link.open(calls.watch(ref, path, recursive))
+        try:
+            await exchange.raise_for_status()
+            async for value in exchange.frames():
+                if isinstance(value, Event):
+                    for change in changes(value.data):
+                        yield change
+        finally:
+            exchange.close()
+
+    async def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
+        ref, link = await self._sandbox._target()
+        return await link.call(calls.file_operation(ref, verb, fields, repeatable=repeatable))
+
+
+async def _pieces(data: IO[bytes] | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(data, AsyncIterable):
+        async for piece in data:
+            yield piece
+        return
+    pieces = archive.read_pieces(cast(IO[bytes], data)) if hasattr(data, "read") else iter(data)
+    while piece := await asyncio.to_thread(_next, pieces):
+        yield piece
+
+
+def _next(pieces: Iterator[bytes]) -> bytes:
+    """The next piece that is not empty; empty at the end."""
+    return next((piece for piece in pieces if piece), b"")

@@ -1,0 +1,223 @@
+"""`Sandbox.files`: the sandbox's file system. Relative paths start at /workspace; names keep their bytes.
+
+`async_files.py` is the same face for asyncio; a test holds the two together.
+"""
+
+import builtins
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from ..errors import NotFound
+from . import archive, calls
+from .results import Change, Event, FileInfo, Match, changes
+
+if TYPE_CHECKING:
+    from .calls import Path
+    from .sandbox import Sandbox
+
+
+class Files:
+    """File operations; all of them happen inside the sandbox."""
+
+    def __init__(self, sandbox: "Sandbox") -> None:
+        self._sandbox = sandbox
+
+    def read(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> bytes:
+        return b"".join(self.read_stream(path, offset=offset, limit=limit))
+
+    def read_text(self, path: "Path", encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self.read(path).decode(encoding, errors)
+
+    def read_stream(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> Iterator[bytes]:
+        """The content piece by piece, for files that should not be held in memory."""
+        ref, link = self._sandbox._target()
+        exchange = link.open(calls.read_file(ref, path, offset, limit))
+        try:
+            exchange.raise_for_status()
+            while piece := exchange.read():
+                yield piece
+        finally:
+            exchange.close()
+
+    def write(
+        self,
+        path: "Path",
+        data: bytes | str | IO[bytes] | Iterable[bytes],
+        *,
+        mode: int | None = None,
+        append: bool = False,
+        offset: int | None = None,
+        parents: bool = True,
+        create: str | None = None,
+    ) -> FileInfo:
+        """Write text, bytes, or what a file or iterator gives. Without append or offset the old file is replaced whole."""
+        ref, link = self._sandbox._target()
+        whole = (
+            data.encode() if isinstance(data, str) else bytes(data) if isinstance(data, (bytes, bytearray)) else None
+        )
+        call = calls.write_file(
+            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create
+        )
+        exchange = link.open(call, None if isinstance(data, (str, bytes, bytearray)) else _pieces(data))
+        return FileInfo(exchange.json()["stat"])
+
+    def list(
+        self,
+        path: "Path" = ".",
+        *,
+        recursive: bool = False,
+        since: float | None = None,
+        depth: int | None = None,
+        limit: int | None = None,
+        files_only: bool = False,
+    ) -> list[FileInfo]:
+        fields = {"recursive": recursive, "since": since, "depth": depth, "limit": limit, "files_only": files_only}
+        answer = self._do("list", {**calls.path_fields(path=path), **fields}, repeatable=True)
+        return [FileInfo(entry) for entry in answer["entries"]]
+
+    def stat(self, path: "Path", *, follow: bool = True) -> FileInfo:
+        answer = self._do("stat", {**calls.path_fields(path=path), "follow": follow}, repeatable=True)
+        return FileInfo(answer["stat"])
+
+    def exists(self, path: "Path") -> bool:
+        try:
+            self.stat(path, follow=False)
+        except NotFound as missing:
+            if missing.code != "file_not_found":
+                raise
+            return False
+        return True
+
+    def mkdir(self, path: "Path", *, parents: bool = True, mode: int | None = None, exist_ok: bool = False) -> None:
+        fields = {"parents": parents, "mode": mode, "exist_ok": exist_ok}
+        self._do("mkdir", {**calls.path_fields(path=path), **fields})
+
+    def remove(self, path: "Path", *, recursive: bool = False, missing_ok: bool = False) -> int:
+        """Remove a file, or with `recursive` a tree; how many entries went."""
+        fields = {"recursive": recursive, "missing_ok": missing_ok}
+        return int(self._do("remove", {**calls.path_fields(path=path), **fields}).get("removed") or 0)
+
+    def move(self, src: "Path", dst: "Path", *, overwrite: bool = False) -> None:
+        self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite})
+
+    def copy(self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False) -> None:
+        fields = {"recursive": recursive, "overwrite": overwrite}
+        self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields})
+
+    def chmod(
+        self,
+        path: "Path",
+        mode: int | None = None,
+        *,
+        uid: int | None = None,
+        gid: int | None = None,
+        recursive: bool = False,
+    ) -> None:
+        fields = {"mode": mode, "uid": uid, "gid": gid, "recursive": recursive}
+        self._do("chmod", {**calls.path_fields(path=path), **fields})
+
+    def symlink(self, target: "Path", path: "Path") -> None:
+        self._do("symlink", calls.path_fields(target=target, path=path))
+
+    def du(self, path: "Path" = ".") -> dict[str, int]:
+        """Bytes and inodes a tree uses."""
+        answer: dict[str, int] = self._do("du", calls.path_fields(path=path), repeatable=True)
+        return answer
+
+    def grep(
+        self,
+        pattern: str,
+        path: "Path" = ".",
+        *,
+        recursive: bool = True,
+        ignore_case: bool = False,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        max_matches: int | None = None,
+    ) -> builtins.list[Match]:
+        fields = {"pattern": pattern, "recursive": recursive, "ignore_case": ignore_case, "max_matches": max_matches}
+        globs = {"include": list(include), "exclude": list(exclude)}
+        answer = self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, repeatable=True)
+        return [Match(item) for item in answer["matches"]]
+
+    def sed(
+        self,
+        pattern: str,
+        replacement: str,
+        path: "Path | None" = None,
+        *,
+        files: Sequence[str] | None = None,
+        recursive: bool = True,
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        regex: bool = True,
+        first_only: bool = False,
+        ignore_case: bool = False,
+    ) -> builtins.list[dict[str, Any]]:
+        """Replace in `files`, or in the tree at `path`; one entry per file: path, replacements, error."""
+        fields: dict[str, Any] = {
+            "pattern": pattern,
+            "replacement": replacement,
+            "recursive": recursive,
+            "regex": regex,
+        }
+        fields.update(first_only=first_only, ignore_case=ignore_case, include=list(include), exclude=list(exclude))
+        fields["files"] = None if files is None else list(files)
+        where = {} if path is None else calls.path_fields(path=path)
+        answer = self._do("sed", {**where, **fields})
+        return list(answer["results"])
+
+    def upload(self, local: "Path", remote: "Path") -> None:
+        """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
+        source = os.fsdecode(local)
+        if not os.path.isdir(source):
+            mode = os.stat(source).st_mode & 0o777
+            with open(source, "rb") as file:
+                self.write(remote, file, mode=mode)
+            return
+        ref, link = self._sandbox._target()
+        self.mkdir(remote, parents=True, exist_ok=True)
+        exchange = link.open(calls.tar(ref, remote, upload=True), _pieces(archive.pack(source)))
+        exchange.json()
+
+    def download(self, remote: "Path", local: "Path") -> builtins.list[str]:
+        """Copy a file to the path `local`, or a directory's content into the directory `local`.
+
+        Returns the entries that were refused: links that lead out of the tree, devices and the like.
+        """
+        target = os.fsdecode(local)
+        found = self.stat(remote)
+        ref, link = self._sandbox._target()
+        tree = found.type == "directory"
+        exchange = link.open(calls.tar(ref, remote, upload=False) if tree else calls.read_file(ref, remote))
+        try:
+            exchange.raise_for_status()
+            pieces = iter(exchange.read, b"")
+            if not tree:
+                archive.write_local(target, pieces, found.mode)
+                return []
+            os.makedirs(target, exist_ok=True)
+            return archive.unpack(pieces, target).refused
+        finally:
+            exchange.close()
+
+    def watch(self, path: "Path" = ".", *, recursive: bool = True) -> Iterator[Change]:
+        """Changes as they happen, until the iterator is closed."""
+        ref, link = self._sandbox._target()
+        exchange = link.open(calls.watch(ref, path, recursive))
+        try:
+            exchange.raise_for_status()
+            for value in exchange.frames():
+                if isinstance(value, Event):
+                    yield from changes(value.data)
+        finally:
+            exchange.close()
+
+    def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
+        ref, link = self._sandbox._target()
+        return link.call(calls.file_operation(ref, verb, fields, repeatable=repeatable))
+
+
+def _pieces(data: IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
+    return archive.read_pieces(cast(IO[bytes], data)) if hasattr(data, "read") else iter(data)
