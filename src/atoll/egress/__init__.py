@@ -1,0 +1,30 @@
+"""The way out of sandboxes: by name, brokered, refused by default, and seen.
+
+    egress = await Egress.start(state_dir, broker_uid, on_event)
+    link = await egress.attach(sandbox_id, netns_fd, EgressPolicy.of(default_hosts()))
+
+A sandbox without network is one that was never attached.
+"""
+
+from atoll.egress.member import EgressEvent
+from atoll.egress.policy import HOST_NAME, EgressPolicy, HostRule, Verdict, parse_hosts
+from atoll.egress.presets import default_hosts, mode, mode_names, registries, run_hosts
+from atoll.egress.router import Link
+from atoll.egress.service import Egress, Kept
+
+__all__ = [
+    "HOST_NAME",
+    "Egress",
+    "EgressEvent",
+    "EgressPolicy",
+    "HostRule",
+    "Kept",
+    "Link",
+    "Verdict",
+    "default_hosts",
+    "mode",
+    "mode_names",
+    "parse_hosts",
+    "registries",
+    "run_hosts",
+]

@@ -1,0 +1,155 @@
+"""The rules of the router namespace, and libnftables to load them without starting a program.
+
+Order of a packet's life there, all in prerouting, since nothing is ever forwarded:
+  guard    raw      the pair (interface, source address) must be a registered one, else dropped
+  steer    dstnat   DNS goes to the resolver; TCP to an address granted to this interface goes to the broker
+  verdict  after    what was steered passes, within rates; other TCP is logged and reset; the rest logged and dropped
+"""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from atoll.errors import Internal, Unsupported
+
+DNS_PORT: Final = 53
+BROKER_PORT: Final = 1
+LOG_GROUP: Final = 7
+TO_BROKER, TO_RESOLVER = 1, 2
+
+RULESET: Final = f"""
+table inet atoll {{
+  set members {{ type ifname . ipv4_addr; size 65536; }}
+  set granted {{ type ifname . ipv4_addr . inet_service; size 1048576; flags timeout; }}
+  set granted_any {{ type ifname . ipv4_addr; size 1048576; flags timeout; }}
+  set dns_rate {{ type ifname; size 65536; flags dynamic,timeout; timeout 1m; }}
+  set syn_rate {{ type ifname; size 65536; flags dynamic,timeout; timeout 1m; }}
+  set log_rate {{ type ifname; size 65536; flags dynamic,timeout; timeout 1m; }}
+  set open {{ type ifname; size 65536; flags dynamic; }}
+  chain guard {{
+    type filter hook prerouting priority raw; policy drop;
+    iifname . ip saddr @members accept
+    meta nfproto ipv6 drop
+    update @log_rate {{ iifname limit rate 20/second burst 200 packets }} log prefix "spoofed" group {LOG_GROUP}
+  }}
+  chain steer {{
+    type nat hook prerouting priority dstnat; policy accept;
+    meta l4proto {{ tcp, udp }} th dport {DNS_PORT} ct mark set {TO_RESOLVER} redirect to :{DNS_PORT}
+    iifname . ip daddr . tcp dport @granted ct mark set {TO_BROKER} redirect to :{BROKER_PORT}
+    meta l4proto tcp iifname . ip daddr @granted_any ct mark set {TO_BROKER} redirect to :{BROKER_PORT}
+  }}
+  chain verdict {{
+    type filter hook prerouting priority dstnat + 10; policy drop;
+    ct mark 0 goto refuse
+    meta l4proto udp update @dns_rate {{ iifname limit rate over 200/second burst 500 packets }} drop
+    ct state new tcp flags syn update @syn_rate {{ iifname limit rate over 1000/second burst 3000 packets }} drop
+    ct state new meta l4proto tcp add @open {{ iifname ct count over 4000 }} reject with tcp reset
+    accept
+  }}
+  chain refuse {{
+    update @log_rate {{ iifname limit rate 20/second burst 200 packets }} log prefix "refused" group {LOG_GROUP}
+    meta l4proto tcp reject with tcp reset
+    drop
+  }}
+  chain inward {{
+    type filter hook input priority filter; policy drop;
+    ct mark {TO_BROKER} tcp dport {BROKER_PORT} accept
+    ct mark {TO_RESOLVER} meta l4proto {{ tcp, udp }} th dport {DNS_PORT} accept
+  }}
+  chain through {{
+    type filter hook forward priority filter; policy drop;
+  }}
+  chain outward {{
+    type filter hook output priority filter; policy drop;
+    ct mark {{ {TO_BROKER}, {TO_RESOLVER} }} accept
+    tcp flags rst accept
+  }}
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One opened destination of one interface; port None is every port, seconds None is until revoked."""
+
+    address: str
+    port: int | None
+    seconds: int | None = None
+
+    def element(self, ifname: str, *, timed: bool) -> tuple[str, str]:
+        """The set it belongs to and the element text."""
+        life = f" timeout {self.seconds}s" if timed and self.seconds is not None else ""
+        if self.port is None:
+            return "granted_any", f'"{ifname}" . {self.address}{life}'
+        return "granted", f'"{ifname}" . {self.address} . {self.port}{life}'
+
+
+def _load() -> ctypes.CDLL:
+    try:
+        lib = ctypes.CDLL("libnftables.so.1")
+    except OSError:
+        raise Unsupported(
+            "network policy needs libnftables, which is not installed", hint="apt-get install libnftables1"
+        ) from None
+    lib.nft_ctx_new.restype = ctypes.c_void_p
+    lib.nft_ctx_get_error_buffer.restype = ctypes.c_char_p
+    return lib
+
+
+class Nft:
+    """A libnftables context of the namespace the calling thread is in; not for use by two threads at once."""
+
+    def __init__(self) -> None:
+        self._lib = _load()
+        self._context = ctypes.c_void_p(self._lib.nft_ctx_new(0))
+        self._lib.nft_ctx_buffer_error(self._context)
+        self._lib.nft_ctx_buffer_output(self._context)
+
+    def close(self) -> None:
+        if self._context:
+            self._lib.nft_ctx_free(self._context)
+            self._context = ctypes.c_void_p(None)
+
+    def run(self, commands: str) -> None:
+        """Run commands as one transaction, or Internal with what the kernel said."""
+        if self._lib.nft_run_cmd_from_buffer(self._context, commands.encode()) != 0:
+            text = (self._lib.nft_ctx_get_error_buffer(self._context) or b"").decode(errors="replace")
+            raise Internal(f"nftables refused a change: {text.strip()[:400]}")
+
+    def load(self) -> None:
+        self.run(RULESET)
+
+    def admit(self, ifname: str, address: str) -> None:
+        self.run(f'add element inet atoll members {{ "{ifname}" . {address} }}')
+
+    def expel(self, ifname: str, address: str) -> None:
+        self._quietly(f'delete element inet atoll members {{ "{ifname}" . {address} }}')
+
+    def grant(self, ifname: str, entries: Iterable[Entry]) -> None:
+        """Open destinations; an element that exists gets the new lifetime (add, delete, add is one transaction)."""
+        commands = []
+        for entry in entries:
+            name, timed = entry.element(ifname, timed=True)
+            _, bare = entry.element(ifname, timed=False)
+            commands.append(f"add element inet atoll {name} {{ {timed} }}")
+            commands.append(f"delete element inet atoll {name} {{ {bare} }}")
+            commands.append(f"add element inet atoll {name} {{ {timed} }}")
+        if commands:
+            self.run("\n".join(commands))
+
+    def revoke(self, ifname: str, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            name, bare = entry.element(ifname, timed=False)
+            self._quietly(f"delete element inet atoll {name} {{ {bare} }}")
+
+    def flush_grants(self) -> None:
+        self.run("flush set inet atoll granted\nflush set inet atoll granted_any")
+
+    def _quietly(self, command: str) -> None:
+        """A deletion of what may have run out already."""
+        try:
+            self.run(command)
+        except Internal as err:
+            if "No such file" not in str(err):
+                raise

@@ -1,0 +1,426 @@
+"""The daemon's handle on egress: one router, one broker, and a link with a policy for each sandbox.
+
+Order is what keeps this closed. A link is plugged with its router end down; the broker learns the policy; only then is
+the end raised. When the broker dies every grant is flushed before the next one starts, and while none runs nothing
+passes. When the daemon dies the broker keeps the router alive, and `start` with `readopt` takes both over.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import os
+import signal
+import subprocess
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from atoll.egress import broker_process, wire
+from atoll.egress.member import EgressEvent
+from atoll.egress.nft import Entry
+from atoll.egress.policy import EgressPolicy
+from atoll.egress.router import Link, Router, RouterSockets
+from atoll.errors import Internal, NotFound, Unavailable
+
+_ORDER_SECONDS: Final = 20.0
+_KEPT_EVENTS: Final = 1000
+_KEPT_SANDBOXES: Final = 512
+_SWEEP_SECONDS: Final = 0.25
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+OnEvent = Callable[[EgressEvent], None]
+
+
+@dataclass(slots=True)
+class _Attached:
+    link: Link
+    policy: EgressPolicy | None = None
+    up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sandbox that outlived a daemon; `netns_fd` is needed when the router did not."""
+
+    sandbox: str
+    link: Link
+    policy: EgressPolicy | None
+    netns_fd: int | None = None
+
+
+class Egress:
+    """Use `await Egress.start(...)`."""
+
+    def __init__(self, state_dir: Path, broker_uid: int | None, on_event: OnEvent | None) -> None:
+        self._dir = state_dir
+        self._uid = broker_uid
+        self._on_event = on_event
+        self._host_net: int | None = None
+        self._servers: tuple[tuple[str, int], ...] = ()
+        self._hosts_file = "/etc/hosts"
+        self._links: dict[str, _Attached] = {}
+        self._events: OrderedDict[str, deque[EgressEvent]] = OrderedDict()
+        self._router_thread = ThreadPoolExecutor(1, "atoll-router")
+        self._sweep_thread = ThreadPoolExecutor(1, "atoll-sweep")
+        self._router: Router
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._answers: dict[int, asyncio.Future[wire.Message]] = {}
+        self._number = 0
+        self._connected = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._sweeping = False
+        self._closing = False
+        self.broker_pid = 0
+        self.adopted = False
+
+    @classmethod
+    async def start(
+        cls,
+        state_dir: str | Path,
+        broker_uid: int | None = None,
+        on_event: OnEvent | None = None,
+        *,
+        host_net: int | None = None,
+        servers: Iterable[tuple[str, int]] = (),
+        hosts_file: str = "/etc/hosts",
+    ) -> "Egress":
+        """Take over a living broker of this state directory, or make a router and start one.
+
+        `broker_uid` is the unprivileged id it runs as (None keeps ours, without capabilities: rootless). `host_net` is a
+        descriptor of the namespace it dials from, by default ours; `servers` replaces the machine's name servers.
+        """
+        self = cls(Path(state_dir), broker_uid, on_event)
+        self._host_net, self._servers, self._hosts_file = host_net, tuple(servers), hosts_file
+        self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            connection = await self._adopt()
+            if connection is None:
+                self._router = await self._in_router(Router.create)
+                connection = await self._spawn()
+            await self._begin(connection)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def attach(self, sandbox: str, netns_fd: int, policy: EgressPolicy | None) -> Link:
+        """Join a sandbox's network namespace; without a policy the link stays down until `update` brings one."""
+        await self.detach(sandbox)
+        link = await self._in_router(self._router.plug, sandbox, netns_fd)
+        self._links[sandbox] = _Attached(link)
+        if policy is not None:
+            try:
+                await self.update(sandbox, policy)
+            except BaseException:
+                await self.detach(sandbox)
+                raise
+        return link
+
+    async def update(self, sandbox: str, policy: EgressPolicy) -> None:
+        """Put a policy in force; on return nothing it does not allow is open any more."""
+        attached = self._links.get(sandbox)
+        if attached is None:
+            raise NotFound(f"no network link for sandbox {sandbox}")
+        attached.policy = policy
+        await self._put_in_force(attached, policy)
+
+    async def detach(self, sandbox: str) -> dict[str, Any]:
+        """Take a sandbox off the network for good; its last counters. Idempotent."""
+        attached = self._links.pop(sandbox, None)
+        if attached is None:
+            return {}
+        await self._in_router(self._router.unplug, attached.link)
+        self._sweep_soon()
+        if attached.policy is None:
+            return {}
+        try:
+            return dict((await self._order({"op": "unregister", "sandbox": sandbox})).get("counters", {}))
+        except Unavailable:
+            return {}  # a broker that starts later never learns of this sandbox
+
+    async def readopt(self, kept: Iterable[Kept]) -> dict[str, Link]:
+        """After a daemon's restart: the links of living sandboxes, made anew where needed; others are removed.
+
+        A sandbox that is missing in the result has no network and cannot get one: end it.
+        """
+        links: dict[str, Link] = {}
+        wanted = list(kept)
+        for one in wanted:
+            link = one.link if await self._in_router(self._router.known, one.link) else await self._replug(one)
+            if link is None:
+                continue
+            links[one.sandbox] = link
+            attached = self._links[one.sandbox] = _Attached(link, one.policy)
+            if one.policy is not None:
+                await self._put_in_force(attached, one.policy)
+        await self._in_router(self._router.forget_others, tuple(links.values()))
+        self._sweep_soon()
+        for sandbox in (await self._order({"op": "list"})).get("sandboxes", {}):
+            if sandbox not in links:
+                await self._order({"op": "unregister", "sandbox": sandbox})
+        return links
+
+    def link(self, sandbox: str) -> Link | None:
+        attached = self._links.get(sandbox)
+        return attached.link if attached else None
+
+    def events(self, sandbox: str) -> list[EgressEvent]:
+        """The latest refusals of a sandbox, oldest first; also for a while after it is gone."""
+        return list(self._events.get(sandbox, ()))
+
+    async def counters(self, sandbox: str) -> dict[str, Any]:
+        """Per host: connections, bytes sent and received; and in all: refusals, open connections, last payload time."""
+        return dict((await self._order({"op": "counters", "sandbox": sandbox})).get("counters", {}))
+
+    async def close(self, *, keep_broker: bool = False) -> None:
+        """Let go. The broker ends, and with it every sandbox's network, unless it is kept for the next daemon."""
+        self._closing = True
+        if self._writer is not None and not keep_broker:
+            try:
+                await self._order({"op": "stop"})
+            except (Unavailable, Internal) as err:
+                _log.debug("stopping the broker: %s", err)
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        if not keep_broker:
+            await self._end_process()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "_router"):
+            await self._in_router(self._router.close)
+        self._router_thread.shutdown(wait=False)
+        self._sweep_thread.shutdown(wait=False)
+
+    # The router
+
+    async def _in_router(self, work: Callable[..., _T], *args: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._router_thread, work, *args)
+
+    async def _replug(self, one: Kept) -> Link | None:
+        if one.netns_fd is None:
+            return None
+        for _ in range(100):
+            try:
+                return await self._in_router(self._plug_again, one)
+            except FileExistsError:
+                await asyncio.sleep(0.1)  # the old link goes with the old router, a moment later
+            except OSError as err:
+                _log.warning("sandbox %s cannot be connected again: %s", one.sandbox, err)
+                return None
+        return None
+
+    def _plug_again(self, one: Kept) -> Link:
+        assert one.netns_fd is not None
+        return self._router.plug(one.sandbox, one.netns_fd, address=one.link.gateway)
+
+    async def _put_in_force(self, attached: _Attached, policy: EgressPolicy) -> None:
+        order = {"op": "register", "link": attached.link.to_dict(), "policy": policy.to_dict()}
+        answer = await self._order(order)
+        grant, revoke = _entries(answer["grant"]), _entries(answer["revoke"])
+        await self._in_router(self._settle, attached, policy, grant, revoke)
+
+    def _settle(self, attached: _Attached, policy: EgressPolicy, grant: list[Entry], revoke: list[Entry]) -> None:
+        link = attached.link
+        self._router.revoke(link, revoke)
+        self._router.grant(link, grant)
+        self._router.set_host_ports(link, policy.host_ports)
+        if not attached.up:
+            self._router.open_link(link)
+            attached.up = True
+
+    def _sweep_soon(self) -> None:
+        if self._sweeping:
+            return
+        self._sweeping = True
+        self._spawn_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        await asyncio.sleep(_SWEEP_SECONDS)
+        self._sweeping = False
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._sweep_thread, self._router.sweep)
+        except OSError as err:
+            _log.warning("unplugged interfaces were left behind: %s", err)
+
+    def _spawn_task(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # The broker
+
+    async def _adopt(self) -> Any:
+        """The connection to a broker that is already there, with its router taken over; None when there is none."""
+        try:
+            sock, version, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
+        except (OSError, Unavailable):
+            return None
+        self._router = await self._in_router(Router.adopt, sockets)
+        self.adopted = True
+        if broker_process.speaks_our_version(version):
+            return sock
+        sock.close()
+        return await self._spawn()
+
+    async def _spawn(self) -> Any:
+        def start() -> "subprocess.Popen[bytes]":
+            return broker_process.spawn(
+                self._dir,
+                self._router.sockets,
+                uid=self._uid,
+                host_net=self._host_net,
+                servers=self._servers,
+                hosts_file=self._hosts_file,
+            )
+
+        # Not on the router's thread: a child is born in the namespace of the thread that starts it.
+        self._process = await asyncio.to_thread(start)
+        sock, _, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
+        _close_copies(sockets)
+        return sock
+
+    async def _begin(self, connection: Any) -> None:
+        reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
+        self._connected.set()
+        previous = self._supervisor
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(reader))
+        del previous
+        self.broker_pid = int((await self._order({"op": "list"})).get("pid", 0))
+
+    async def _supervise(self, reader: asyncio.StreamReader) -> None:
+        """Read what the broker says; when it is gone, close all doors and start another."""
+        try:
+            while True:
+                self._hear(await wire.receive(reader))
+        except (asyncio.IncompleteReadError, OSError, ValueError) as err:
+            if not self._closing:
+                _log.warning("the egress broker is gone (%s); starting another", err)
+        self._connected.clear()
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_exception(Unavailable("the egress broker went away"))
+        if not self._closing:
+            await self._restart()
+
+    async def _restart(self) -> None:
+        delay = 0.05
+        while True:
+            try:
+                await self._in_router(self._router.flush_grants)
+                await self._end_process()
+                await self._begin(await self._spawn())
+                break
+            except (OSError, Unavailable, Internal, subprocess.SubprocessError) as err:
+                _log.error("the egress broker does not start: %s", err)
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 5.0)
+        for attached in list(self._links.values()):
+            if attached.policy is None:
+                continue
+            try:
+                await self._put_in_force(attached, attached.policy)
+            except (Unavailable, Internal) as err:
+                _log.error("sandbox %s is without network: %s", attached.link.sandbox, err)
+
+    async def _end_process(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            if self.broker_pid and self.adopted:
+                await asyncio.to_thread(_end_pid, self.broker_pid)
+            return
+        try:
+            await asyncio.to_thread(process.wait, 2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+    def _hear(self, message: wire.Message) -> None:
+        if "n" in message:
+            waiting = self._answers.get(message["n"])
+            if waiting is not None and not waiting.done():
+                waiting.set_result(message)
+        elif message.get("op") == "grant":
+            self._spawn_task(self._grant(message))
+        elif message.get("op") == "event":
+            self._keep_event(EgressEvent.from_dict(message["event"]))
+
+    async def _grant(self, message: wire.Message) -> None:
+        ok = False
+        try:
+            attached = self._links.get(str(message["sandbox"]))
+            if attached is not None:
+                await self._in_router(self._router.grant, attached.link, _entries(message["entries"]))
+                ok = True
+        except (Internal, ValueError, TypeError) as err:
+            _log.error("grant: %s", err)
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(wire.encode({"op": "granted", "g": message["g"], "ok": ok}))
+
+    def _keep_event(self, event: EgressEvent) -> None:
+        kept = self._events.setdefault(event.sandbox, deque(maxlen=_KEPT_EVENTS))
+        kept.append(event)
+        self._events.move_to_end(event.sandbox)
+        while len(self._events) > _KEPT_SANDBOXES + len(self._links):
+            self._events.popitem(last=False)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                _log.exception("an event listener failed")
+
+    async def _order(self, message: wire.Message) -> wire.Message:
+        """Tell the broker something and wait for its answer."""
+        try:
+            async with asyncio.timeout(_ORDER_SECONDS):
+                await self._connected.wait()
+                assert self._writer is not None
+                self._number += 1
+                number = self._number
+                waiting = self._answers[number] = asyncio.get_running_loop().create_future()
+                try:
+                    self._writer.write(wire.encode({"n": number, **message}))
+                    answer: wire.Message = await waiting
+                finally:
+                    del self._answers[number]
+        except TimeoutError:
+            raise Unavailable("the egress broker does not answer") from None
+        if not answer.get("ok"):
+            raise Internal(f"the egress broker refused: {answer.get('error')}")
+        return answer
+
+
+def _entries(rows: Iterable[Any]) -> list[Entry]:
+    """Entries as the broker sends them, checked: they become text of a rule."""
+    checked = []
+    for address, port, seconds in rows:
+        if port is not None and not 1 <= int(port) <= 65535:
+            raise ValueError("port")
+        life = None if seconds is None else min(max(int(seconds), 1), 86400)
+        checked.append(Entry(str(ipaddress.IPv4Address(address)), None if port is None else int(port), life))
+    return checked
+
+
+def _close_copies(sockets: RouterSockets) -> None:
+    sockets.close()
+
+
+def _end_pid(pid: int) -> None:
+    """End an adopted broker, which is not our child, if it still runs."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError as err:
+        _log.debug("broker %d: %s", pid, err)
+    finally:
+        os.close(fd)
