@@ -3,13 +3,16 @@
 use crate::failure::{Failure, Result};
 use crate::mounts;
 use crate::order::{Bind, Disk, Overlay, Source, Start};
-use crate::{loopdev, sys};
+use crate::{loopdev, namespaces, sys};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
 pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<()> {
+    for file in &order.join {
+        std::fs::write(file, "0").map_err(|e| Failure::new("cgroup", format!("{file}: {e}")))?;
+    }
     // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
     let lowers = order.overlays.iter().map(|o| lower_trees(o, user_ns)).collect::<Result<Vec<_>>>()?;
     let sources = order.binds.iter().map(|b| given_source(b, fds)).collect::<Result<Vec<_>>>()?;
@@ -25,7 +28,12 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
             Some(tree) => tree,
             None => disks.directory(&bind.source)?,
         };
-        mounts::restrict(&tree, bind.read_only, bind.idmap.then_some(user_ns))?;
+        match bind.source {
+            Source::Host { uid, gid, .. } => {
+                mounts::restrict(&tree, bind.read_only, Some(&namespaces::translation(uid, gid, base)?))?;
+            }
+            _ => mounts::restrict(&tree, bind.read_only, bind.idmap.then_some(user_ns))?,
+        }
         let target = mountpoint(root.as_raw_fd(), &bind.target, base, is_directory(&tree)?)?;
         mounts::attach(&tree, target.as_raw_fd())?;
     }
@@ -47,7 +55,13 @@ fn stage(path: &str) -> Result<()> {
     // Not through mounts::mount(): a loop device node may have to live here, and this tmpfs is not part of the sandbox.
     // SAFETY: all strings are NUL-terminated.
     let done = unsafe {
-        libc::mount(c"atoll".as_ptr(), path.as_ptr(), c"tmpfs".as_ptr(), libc::MS_NOSUID, c"mode=0711,size=1m".as_ptr().cast())
+        libc::mount(
+            c"atoll".as_ptr(),
+            path.as_ptr(),
+            c"tmpfs".as_ptr(),
+            libc::MS_NOSUID,
+            c"mode=0711,size=1m".as_ptr().cast(),
+        )
     };
     sys::check(done.into(), "mount", format!("tmpfs on {}", path.to_string_lossy()))?;
     mounts::chdir(&path)?;
@@ -63,10 +77,23 @@ fn lower_trees(overlay: &Overlay, user_ns: &OwnedFd) -> Result<Vec<OwnedFd>> {
     overlay.lowers.iter().map(one).collect()
 }
 
+/// What can be cloned only before we leave the host's mount namespace.
 fn given_source(bind: &Bind, fds: &[OwnedFd]) -> Result<Option<OwnedFd>> {
-    let Source::Fd(index) = bind.source else { return Ok(None) };
-    let fd = fds.get(index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
-    mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
+    match &bind.source {
+        Source::Fd(index) => {
+            let fd = fds.get(*index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
+            mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
+        }
+        Source::Host { path, uid, gid } => {
+            let fd = sys::as_user(*uid, *gid, || mounts::open_plain(libc::AT_FDCWD, &sys::c(path)?, "bind"))?;
+            let mode = sys::mode(&fd)? & libc::S_IFMT;
+            if mode != libc::S_IFDIR && mode != libc::S_IFREG {
+                return Err(Failure::new("bind", format!("{path} is neither a directory nor a regular file")));
+            }
+            mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
+        }
+        Source::Disk(_) | Source::Image { .. } => Ok(None),
+    }
 }
 
 /// The file systems behind the sandbox: its own disk, and those of sandboxes whose workspace it shares.
@@ -98,7 +125,9 @@ impl Disks {
         let (disk, name) = match source {
             Source::Disk(name) => (self.own.as_raw_fd(), name),
             Source::Image { image, directory } => (self.other(image)?, directory),
-            Source::Fd(_) => return Err(Failure::new("order", "not a directory of a disk".into())),
+            Source::Fd(_) | Source::Host { .. } => {
+                return Err(Failure::new("order", "not a directory of a disk".into()))
+            }
         };
         let name = plain_name(name)?;
         sys::mkdir(disk, &name, 0o755, "disk")?;
@@ -162,13 +191,7 @@ fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd) -
 }
 
 fn is_directory(tree: &OwnedFd) -> Result<bool> {
-    // SAFETY: stat is plain data.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        let flags = libc::AT_EMPTY_PATH;
-        sys::check(libc::fstatat(tree.as_raw_fd(), c"".as_ptr(), &mut stat, flags).into(), "mount", "fstat")?;
-        Ok(stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
-    }
+    Ok(sys::mode(tree)? & libc::S_IFMT == libc::S_IFDIR)
 }
 
 /// Open the place to mount on, making what is missing. The tree may be an earlier sandbox's own work, so nothing in it is trusted:

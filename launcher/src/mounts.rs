@@ -53,8 +53,7 @@ pub fn restrict(tree: &OwnedFd, read_only: bool, user_ns: Option<&OwnedFd>) -> R
 pub fn attach(tree: &OwnedFd, on: RawFd) -> Result<()> {
     let flags = MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH;
     // SAFETY: two descriptors and two empty strings.
-    let done =
-        unsafe { libc::syscall(libc::SYS_move_mount, tree.as_raw_fd(), c"".as_ptr(), on, c"".as_ptr(), flags) };
+    let done = unsafe { libc::syscall(libc::SYS_move_mount, tree.as_raw_fd(), c"".as_ptr(), on, c"".as_ptr(), flags) };
     sys::check(done, "mount", "move_mount").map(|_| ())
 }
 
@@ -72,9 +71,7 @@ pub fn private_namespace() -> Result<()> {
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Result<()> {
     let flags = flags | libc::MS_NOSUID | libc::MS_NODEV;
     // SAFETY: all strings are NUL-terminated.
-    let done = unsafe {
-        libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast())
-    };
+    let done = unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
     let about = format!("mount {} on {}", kind.to_string_lossy(), target.to_string_lossy());
     sys::check(done.into(), "mount", about).map(|_| ())
 }
@@ -86,9 +83,18 @@ pub fn chdir(path: &CStr) -> Result<()> {
 
 /// Look up a name beneath `root`; a symbolic link anywhere on the way is an error.
 pub fn open_inside(root: RawFd, path: &CStr) -> Result<OwnedFd> {
+    const RESOLVE_BENEATH: u64 = 0x08;
+    resolve(root, path, RESOLVE_BENEATH, "mountpoint")
+}
+
+/// Look up an absolute path that has to be free of symbolic links: what was checked is what is opened.
+pub fn open_plain(at: RawFd, path: &CStr, step: &'static str) -> Result<OwnedFd> {
+    resolve(at, path, 0, step)
+}
+
+fn resolve(at: RawFd, path: &CStr, extra: u64, step: &'static str) -> Result<OwnedFd> {
     const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
     const RESOLVE_NO_SYMLINKS: u64 = 0x04;
-    const RESOLVE_BENEATH: u64 = 0x08;
     #[repr(C)]
     struct OpenHow {
         flags: u64,
@@ -98,20 +104,18 @@ pub fn open_inside(root: RawFd, path: &CStr) -> Result<OwnedFd> {
     let how = OpenHow {
         flags: (libc::O_PATH | libc::O_CLOEXEC) as u64,
         mode: 0,
-        resolve: RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS,
+        resolve: extra | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS,
     };
     for _ in 0..128 {
         // SAFETY: how is the kernel's struct open_how, its size given.
-        let fd = unsafe {
-            libc::syscall(libc::SYS_openat2, root, path.as_ptr(), &how, std::mem::size_of::<OpenHow>())
-        };
+        let fd = unsafe { libc::syscall(libc::SYS_openat2, at, path.as_ptr(), &how, std::mem::size_of::<OpenHow>()) };
         if fd >= 0 {
-            return sys::owned(fd, "mountpoint", "openat2");
+            return sys::owned(fd, step, "openat2");
         }
-        let failure = Failure::last("mountpoint", format!("/{}", path.to_string_lossy()));
+        let failure = Failure::last(step, path.to_string_lossy());
         if failure.errno() != Some(libc::EAGAIN) {
             return Err(failure); // EAGAIN: a rename raced with the lookup, look again
         }
     }
-    Err(Failure::new("mountpoint", format!("/{} does not hold still", path.to_string_lossy())))
+    Err(Failure::new(step, format!("{} does not hold still", path.to_string_lossy())))
 }

@@ -13,25 +13,45 @@ pub struct Spaces {
     pub net: OwnedFd,
 }
 
-/// Fork a holder which makes the namespaces; once they are mapped and we have them by descriptor it is no longer needed.
+/// The sandbox's two namespaces, `count` ids from `base` on mapped to 0 and up.
 pub fn make(base: u32, count: u32) -> Result<Spaces> {
+    let line = format!("0 {base} {count}\n");
+    let mut made = held(move || unshare_as(base), &line, &line, &["user", "net"])?.into_iter();
+    match (made.next(), made.next()) {
+        (Some(user), Some(net)) => Ok(Spaces { user, net }),
+        _ => Err(Failure::new("namespaces", "not both were made".into())),
+    }
+}
+
+/// A user namespace that only says how ids translate: the host's `uid` and `gid` become the sandbox's root.
+pub fn translation(uid: u32, gid: u32, base: u32) -> Result<OwnedFd> {
+    let unshare = || {
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::unshare(libc::CLONE_NEWUSER) }.into(), "namespaces", "unshare(user)").map(|_| ())
+    };
+    let made = held(unshare, &format!("{uid} {base} 1\n"), &format!("{gid} {base} 1\n"), &["user"])?;
+    made.into_iter().next().ok_or_else(|| Failure::new("namespaces", "none was made".into()))
+}
+
+/// Fork a holder which makes namespaces; once they are mapped and we have them by descriptor it is no longer needed.
+fn held(unshare: impl FnOnce() -> Result<()>, uids: &str, gids: &str, wanted: &[&str]) -> Result<Vec<OwnedFd>> {
     let (mut told, tell) = pipe()?;
     let (wait, go) = pipe()?;
     // SAFETY: this process has one thread, so the child may do as it likes.
     let holder = sys::check(unsafe { libc::fork() }.into(), "namespaces", "fork")?;
     if holder == 0 {
         drop((told, go));
-        hold(base, tell, wait);
+        hold(unshare, tell, wait);
     }
     drop((tell, wait));
-    let made = pin(holder, base, count, &mut told);
+    let made = pin(holder, uids, gids, wanted, &mut told);
     drop(go);
     // SAFETY: our own child; EOF on its pipe ends it.
     unsafe { libc::waitpid(holder, std::ptr::null_mut(), 0) };
     made
 }
 
-fn pin(holder: i32, base: u32, count: u32, told: &mut std::fs::File) -> Result<Spaces> {
+fn pin(holder: i32, uids: &str, gids: &str, wanted: &[&str], told: &mut std::fs::File) -> Result<Vec<OwnedFd>> {
     let mut said = String::new();
     let mut byte = [0u8; 1];
     while told.read(&mut byte).map_err(|e| Failure::new("namespaces", e.to_string()))? == 1 {
@@ -43,15 +63,15 @@ fn pin(holder: i32, base: u32, count: u32, told: &mut std::fs::File) -> Result<S
     if said != "made" {
         return Err(Failure::new("namespaces", if said.is_empty() { "the holder died".into() } else { said }));
     }
-    for kind in ["uid_map", "gid_map"] {
+    for (kind, map) in [("uid_map", uids), ("gid_map", gids)] {
         let path = format!("/proc/{holder}/{kind}");
-        std::fs::write(&path, format!("0 {base} {count}\n")).map_err(|e| Failure::new("idmap", format!("{path}: {e}")))?;
+        std::fs::write(&path, map).map_err(|e| Failure::new("idmap", format!("{path}: {e}")))?;
     }
-    let space = |name: &str| {
+    let open = |name: &&str| {
         let path = sys::c(&format!("/proc/{holder}/ns/{name}"))?;
         sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY, "namespaces")
     };
-    Ok(Spaces { user: space("user")?, net: space("net")? })
+    wanted.iter().map(open).collect()
 }
 
 fn pipe() -> Result<(std::fs::File, std::fs::File)> {
@@ -64,8 +84,8 @@ fn pipe() -> Result<(std::fs::File, std::fs::File)> {
 }
 
 /// The holder: never returns.
-fn hold(base: u32, mut tell: std::fs::File, mut wait: std::fs::File) -> ! {
-    let said = match unshare_as(base) {
+fn hold(unshare: impl FnOnce() -> Result<()>, mut tell: std::fs::File, mut wait: std::fs::File) -> ! {
+    let said = match unshare() {
         Ok(()) => "made\n".to_string(),
         Err(failure) => format!("{failure:?}\n"),
     };

@@ -6,6 +6,8 @@ use serde_json::{Map, Value};
 pub struct Start {
     /// An existing directory every ancestor of which anybody may traverse; covered by a tmpfs in our own mount namespace only.
     pub stage: String,
+    /// `cgroup.procs` files to enter before anything is made, so that whatever is half made can be found and killed.
+    pub join: Vec<String>,
     pub disk: Disk,
     /// The first has an empty target and is the root; the others lie on top of it.
     pub overlays: Vec<Overlay>,
@@ -46,6 +48,8 @@ pub enum Source {
     Disk(String),
     /// A directory of another sandbox's disk image.
     Image { image: String, directory: String },
+    /// Something of the host, opened with the rights of that user, as whom root inside then acts on it.
+    Host { path: String, uid: u32, gid: u32 },
 }
 
 pub fn parse(message: &[u8]) -> Result<Start> {
@@ -53,6 +57,7 @@ pub fn parse(message: &[u8]) -> Result<Start> {
     let mut order = Fields::of(value)?;
     let start = Start {
         stage: order.text("stage")?,
+        join: order.list("join", text)?,
         disk: disk(order.take("disk")?)?,
         overlays: order.list("overlays", overlay)?,
         binds: order.list("binds", bind)?,
@@ -67,11 +72,8 @@ pub fn parse(message: &[u8]) -> Result<Start> {
 
 fn disk(value: Value) -> Result<Disk> {
     let mut fields = Fields::of(value)?;
-    let disk = if fields.has("image") {
-        Disk::Image(fields.text("image")?)
-    } else {
-        Disk::Tmpfs(fields.number("tmpfs")?)
-    };
+    let disk =
+        if fields.has("image") { Disk::Image(fields.text("image")?) } else { Disk::Tmpfs(fields.number("tmpfs")?) };
     fields.end()?;
     Ok(disk)
 }
@@ -89,6 +91,8 @@ fn bind(value: Value) -> Result<Bind> {
     let mut from = Fields::of(fields.take("source")?)?;
     let source = if from.has("fd") {
         Source::Fd(from.number("fd")? as usize)
+    } else if from.has("path") {
+        Source::Host { path: from.text("path")?, uid: from.id("uid")?, gid: from.id("gid")? }
     } else if from.has("image") {
         Source::Image { image: from.text("image")?, directory: from.text("directory")? }
     } else {
@@ -147,6 +151,10 @@ impl Fields {
         self.take(name)?.as_u64().ok_or_else(|| bad(&format!("{name} is not a number")))
     }
 
+    fn id(&mut self, name: &str) -> Result<u32> {
+        u32::try_from(self.number(name)?).map_err(|_| bad(&format!("{name} is not an id")))
+    }
+
     fn list<T>(&mut self, name: &str, one: fn(Value) -> Result<T>) -> Result<Vec<T>> {
         match self.take(name)? {
             Value::Array(items) => items.into_iter().map(one).collect(),
@@ -166,7 +174,7 @@ impl Fields {
 mod tests {
     use super::*;
 
-    const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
+    const GOOD: &str = r#"{"stage":"/mnt","join":[],"disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
         "binds":[{"source":{"disk":"w"},"target":"w","read_only":false,"idmap":true}],"mountpoints":["proc"],
         "read_only_root":false,"argv":["/bin/true"],"env":[]}"#;
 

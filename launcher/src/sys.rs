@@ -80,6 +80,38 @@ pub fn chown(at: RawFd, name: &CStr, id: u32, step: &'static str) -> Result<()> 
     check(unsafe { libc::fchownat(at, name.as_ptr(), id, id, flags) }.into(), step, name.to_string_lossy()).map(|_| ())
 }
 
+/// Type and permissions of what a descriptor names.
+pub fn mode(fd: &OwnedFd) -> Result<u32> {
+    // SAFETY: stat is plain data.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let done = libc::fstatat(fd.as_raw_fd(), c"".as_ptr(), &mut stat, libc::AT_EMPTY_PATH);
+        check(done.into(), "mount", "fstat")?;
+        Ok(stat.st_mode)
+    }
+}
+
+/// Look up files as another user would. The kernel drops the capabilities that would overrule permissions meanwhile.
+pub fn as_user<T>(uid: u32, gid: u32, look: impl FnOnce() -> Result<T>) -> Result<T> {
+    // SAFETY: plain calls on this single-threaded process; the groups are restored before anything else is done.
+    unsafe {
+        let mut groups = [0; 256];
+        let count = check(libc::getgroups(256, groups.as_mut_ptr()).into(), "bind", "getgroups")?;
+        check(libc::setgroups(1, &gid).into(), "bind", "setgroups")?;
+        libc::setfsgid(gid);
+        libc::setfsuid(uid);
+        let found = if libc::setfsuid(u32::MAX) as u32 == uid {
+            look()
+        } else {
+            Err(Failure::new("bind", format!("cannot act as user {uid}")))
+        };
+        libc::setfsuid(libc::geteuid());
+        libc::setfsgid(libc::getegid());
+        check(libc::setgroups(count as usize, groups.as_ptr()).into(), "bind", "setgroups")?;
+        found
+    }
+}
+
 pub fn exec(argv: &[CString], env: &[CString]) -> std::io::Error {
     let Some(program) = argv.first() else { return std::io::Error::from_raw_os_error(libc::EINVAL) };
     let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();

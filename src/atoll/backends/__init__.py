@@ -1,0 +1,1 @@
+"""Where sandboxes live: `contract.py` is what core sees, each folder is one place."""

@@ -1,0 +1,229 @@
+"""Makes one sandbox, step by step. Every step is named, so that a journal can follow and a test can break it anywhere."""
+
+import asyncio
+import json
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.backends.contract import BoxSpec, Mount
+from atoll.backends.local import binaries, bundle, children
+from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
+from atoll.errors import Conflict, Internal, InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from atoll.backends.local.backend import LocalBackend
+
+STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "limited")
+_BACKLOG = 8
+_LISTEN_FD = 3
+_RESERVED = ("proc", "sys", "dev", ".atoll", "workspace")
+
+
+class Assembly:
+    """The making of one sandbox. What it leaves behind on failure the backend buries by id."""
+
+    def __init__(self, backend: "LocalBackend", spec: BoxSpec, engine: Engine, workspace: Path | None) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._engine = engine
+        self._workspace = workspace
+        self._paths = backend.paths
+        self._run = backend.paths.run(spec.id)
+        self._secrets = {"agent_secret": secrets.token_hex(16), "host_secret": secrets.token_hex(16)}
+
+    async def make(self) -> ContainerBox:
+        spec, backend = self._spec, self._backend
+        binds = [_bind(mount.target, mount.read_only, _host_source(mount)) for mount in spec.mounts]
+        group = backend.groups.create(spec.id)
+        self._run.mkdir(mode=0o700)
+        self._step("group")
+        base = self._take_ids()
+        self._step("ids")
+        launching = asyncio.create_task(Launcher.prepare(base))
+        try:
+            await self._make_disk()
+        finally:
+            launcher = await launching
+        try:
+            self._step("disk")
+            self._step("prepared")
+            if spec.network is not None:
+                await spec.network(launcher.net)
+            self._step("network")
+            await self._start(launcher, base, binds, group.join_file())
+        finally:
+            await launcher.close()
+        init = self._find_init(base)
+        self._step("started")
+        enforced = {**group.apply(spec.limits), "disk_mb": True, "files": True}
+        if missing := sorted(name for name in spec.required if not enforced.get(name, False)):
+            init.close()
+            raise Unsupported(
+                f"this host cannot enforce {', '.join(missing)}", hint="leave the limit out, or see `atoll doctor`"
+            )
+        self._step("limited")
+        return ContainerBox(self._record(base, init.pid, enforced), self._paths, group, init)
+
+    def _step(self, name: str) -> None:
+        self._backend.on_step(self._spec.id, name)
+
+    def _take_ids(self) -> int:
+        """A stopped sandbox's files carry its range: it gets the same one again, or does not start."""
+        if self._spec.disk is None:
+            return self._backend.ids.take(self._spec.id)
+        base = int(self._spec.disk["base"])
+        if not self._backend.ids.hold(base, self._spec.id):
+            raise Conflict("the user ids of this sandbox are in use by another one")
+        return base
+
+    async def _make_disk(self) -> None:
+        path = self._paths.disk(self._spec.id)
+        if self._spec.disk is not None:
+            if not path.exists():
+                raise Internal("the disk of this sandbox is gone")
+            return
+        path.parent.mkdir(mode=0o700)
+        await self._backend.disks.create(path, self._spec.limits.disk_mb)
+
+    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], join: str) -> None:
+        spec = self._spec
+        stage = self._paths.stage()
+        config = bundle.configuration(
+            root=f"{stage}/root",
+            hostname=spec.hostname,
+            base=base,
+            user_ns=f"/proc/{launcher.pid}/fd/{USER_NS_FD}",
+            net_ns=f"/proc/{launcher.pid}/fd/{NET_NS_FD}",
+            cgroup=self._backend.groups.path(spec.id),
+        )
+        (self._run / "config.json").write_bytes(config)
+        (self._paths.engine / self._engine.name).mkdir(mode=0o711, exist_ok=True)
+        self._step("bundle")
+        with ExitStack() as stack:
+            fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, self._listen, self._agent)]
+            order = {
+                "stage": stage,
+                "join": [join],
+                "disk": {"image": str(self._paths.disk(spec.id))},
+                "overlays": self._overlays(),
+                "binds": [*self._own_binds(agent=3), *binds],
+                "mountpoints": list(bundle.MOUNTPOINTS),
+                "read_only_root": spec.read_only_root,
+                "argv": self._engine.run(self._paths, spec.id),
+                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            }
+            status = await launcher.start(order, fds)
+        if status.code != 0:
+            said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
+            raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
+
+    @staticmethod
+    def _keep(stack: ExitStack, make: Callable[[], int]) -> int:
+        fd = make()
+        stack.callback(os.close, fd)
+        return fd
+
+    def _overlays(self) -> list[dict[str, Any]]:
+        rootfs = self._spec.rootfs
+        overlays = [{"target": "", "lowers": list(rootfs.lowers), "name": "root"}]
+        if rootfs.usr:
+            overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})
+        return overlays
+
+    def _own_binds(self, agent: int) -> list[dict[str, Any]]:
+        if self._workspace is None:
+            workspace: dict[str, Any] = {"disk": "workspace"}
+        else:
+            workspace = {"image": str(self._workspace), "directory": "workspace"}
+        return [
+            {"source": workspace, "target": "workspace", "read_only": False, "idmap": True},
+            {"source": {"fd": agent}, "target": bundle.AGENT, "read_only": True, "idmap": False},
+        ]
+
+    # Descriptors for the agent
+
+    def _boot_message(self) -> int:
+        spec = self._spec
+        rlimits = {"nofile": [spec.limits.files, spec.limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
+        message = {
+            **spec.boot,
+            **self._secrets,
+            "sandbox": spec.id,
+            "listen_fd": _LISTEN_FD,
+            "dial": None,
+            "rlimits": rlimits,
+        }
+        fd = os.memfd_create("boot", os.MFD_CLOEXEC)
+        os.write(fd, json.dumps(message).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def _log(self) -> int:
+        return os.open(self._run / "boot.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def _listen(self) -> int:
+        directory = os.open(self._run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(f"/proc/self/fd/{directory}/agent.sock")  # a home with a long name would not fit otherwise
+            listener.listen(_BACKLOG)
+            return listener.detach()
+        finally:
+            listener.close()
+            os.close(directory)
+
+    @staticmethod
+    def _agent() -> int:
+        return os.open(binaries.guest(), os.O_PATH | os.O_CLOEXEC)
+
+    # What came of it
+
+    def _find_init(self, base: int) -> children.Watched:
+        """Hold the sandbox's first process, and look whether it really has the sandbox's id."""
+        pid = int((self._run / "pid").read_text())
+        init = children.Watched(pid)
+        owner = os.stat(f"/proc/{pid}/ns").st_uid if init.over else _uid(pid)
+        if owner != base:
+            init.close()
+            raise Internal(f"the sandbox's init runs as {owner}, not as {base}: {boot_log(self._run / 'boot.log')}")
+        return init
+
+    def _record(self, base: int, pid: int, enforced: dict[str, bool]) -> dict[str, Any]:
+        return {
+            "id": self._spec.id,
+            "runtime": "container",
+            "engine": self._engine.name,
+            "pid": pid,
+            "started": children.start_time(pid),
+            "base": base,
+            "limits": self._spec.limits.to_json(),
+            "enforced": enforced,
+            "workspace": self._spec.workspace if self._workspace else None,
+            **self._secrets,
+        }
+
+
+def _uid(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("Uid:"):
+            return int(line.split()[1])
+    return -1
+
+
+def _host_source(mount: Mount) -> dict[str, Any]:
+    return {"path": mount.source, "uid": mount.uid, "gid": mount.gid}
+
+
+def _bind(target: str, read_only: bool, source: dict[str, Any]) -> dict[str, Any]:
+    parts = [part for part in target.split("/") if part]
+    if not target.startswith("/") or not parts or "." in parts or ".." in parts or "\0" in target:
+        raise InvalidArgument(f"not a place to mount on: {target[:200]!r}")
+    if parts[0] in _RESERVED and (len(parts) == 1 or parts[0] != "workspace"):
+        raise InvalidArgument(f"/{parts[0]} is not a place to mount on")
+    return {"source": source, "target": target, "read_only": read_only, "idmap": True}

@@ -1,0 +1,217 @@
+"""Sandboxes on this machine: create, adopt, destroy, sweep.
+
+Create is a transaction: the control group is made first, everything else is named after the id, and any failure buries what
+is there. Destroy kills by control group, then takes away the engine's state, the group, the run directory and the disk, looks
+again, and may be repeated at any time.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import Box, BoxSpec, RuntimeStatus
+from atoll.backends.local import children, disks
+from atoll.backends.local.assembly import Assembly
+from atoll.backends.local.cgroups import Groups
+from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.disks import Disks
+from atoll.backends.local.ids import IdRanges
+from atoll.backends.local.paths import ID, Paths, check_id
+from atoll.backends.local.probe import ENGINES, Probes
+from atoll.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
+
+log = logging.getLogger("atoll.backend")
+
+ID_LOCKS = Path("/run/atoll/ids")
+LOOP_TIMEOUT = 30.0
+LATER = {
+    "gvisor": "the gvisor runtime is not part of this version",
+    "microvm": "the microvm runtime is not part of this version",
+}
+
+
+class LocalBackend:
+    """Implements `contract.Backend` with an OCI engine."""
+
+    def __init__(self, home: Path | str, *, on_step: Callable[[str, str], None] | None = None) -> None:
+        self.paths = Paths(Path(home))
+        self.groups = Groups(self.paths.mark)
+        self.disks = Disks(self.paths.disks)
+        self.ids = IdRanges(ID_LOCKS, self.paths.mark)
+        self.probes = Probes(self.paths, self._create, self.destroy)
+        self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
+        self._boxes: dict[str, ContainerBox] = {}
+        self._making: set[str] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def start(self) -> None:
+        if os.geteuid() != 0:
+            raise Unsupported("only root can make sandboxes in this version", hint="run the daemon as root")
+        children.become_subreaper()
+        self.paths.make()
+        self.groups.prepare()
+
+    async def close(self) -> None:
+        """Let go of everything; the sandboxes live on for the next daemon."""
+        for box in self._boxes.values():
+            box.release()
+        self._boxes.clear()
+
+    # Making and finding
+
+    async def create(self, spec: BoxSpec) -> Box:
+        return await self._create(spec, await self._engine(spec.runtime))
+
+    async def _create(self, spec: BoxSpec, engine: Engine) -> ContainerBox:
+        check_id(spec.id)
+        with self._exclusive(spec.id):
+            try:
+                workspace = self._workspace(spec)
+                box = await Assembly(self, spec, engine, workspace).make()
+            except BaseException:
+                # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
+                await asyncio.shield(self._bury({"id": spec.id}, keep_disk=spec.disk is not None))
+                raise
+            self._boxes[spec.id] = box
+            return box
+
+    @contextmanager
+    def _exclusive(self, box: str) -> Iterator[None]:
+        if box in self._making or self.paths.run(box).exists():
+            raise AlreadyExists(f"sandbox {box} is there already")
+        self._making.add(box)
+        try:
+            yield
+        finally:
+            self._making.discard(box)
+
+    def _workspace(self, spec: BoxSpec) -> Path | None:
+        """The disk of the sandbox whose workspace is shared."""
+        if spec.workspace is None or spec.workspace == spec.id:
+            return None
+        image = self.paths.disk(spec.workspace)
+        if not image.exists():
+            raise NotFound(f"sandbox {spec.workspace} has no workspace to share")
+        return image
+
+    async def adopt(self, record: dict[str, Any], *, keep_disk: bool = False) -> Box | None:
+        box, pid = check_id(str(record["id"])), int(record["pid"])
+        if box in self._boxes:
+            return self._boxes[box]
+        init: children.Watched | None = None
+        with suppress(ProcessLookupError):
+            init = children.Watched(pid)  # first held, then compared: after that it cannot be swapped
+        if init is None or children.start_time(pid) != record["started"]:
+            if init is not None:
+                init.close()
+            await self.destroy(record, keep_disk=keep_disk)
+            return None
+        self._boxes[box] = ContainerBox(dict(record), self.paths, self.groups.open(box), init)
+        return self._boxes[box]
+
+    # Taking away
+
+    async def destroy(self, record: dict[str, Any], *, keep_disk: bool = False) -> None:
+        box = check_id(str(record["id"]))
+        if box in self._making:
+            raise FailedPrecondition(f"sandbox {box} is being made")
+        async with self._locks.setdefault(box, asyncio.Lock()):
+            await self._bury(record, keep_disk=keep_disk)
+        self._locks.pop(box, None)
+
+    async def _bury(self, record: dict[str, Any], *, keep_disk: bool) -> None:
+        """Works on any half-made state: each step takes away what is there and does not ask why."""
+        box = check_id(str(record["id"]))
+        group = self.groups.open(box)
+        if living := self._boxes.pop(box, None):
+            await living.kill()
+            living.release()
+        await group.kill()
+        self._reap(record)
+        for engine in ENGINES:
+            _remove(self.paths.state(engine, box))
+        await group.remove()
+        _remove(self.paths.run(box))
+        await self._detached(box)
+        if not keep_disk:
+            await asyncio.to_thread(_remove, self.paths.box(box))
+            base = record.get("base")
+            self.ids.release(box, base if isinstance(base, int) else None)
+        self._verify(box, keep_disk)
+
+    def _reap(self, record: dict[str, Any]) -> None:
+        pid = record.get("pid")
+        with suppress(ProcessLookupError, ChildProcessError, OSError):
+            if isinstance(pid, int):
+                fd = os.pidfd_open(pid)
+                try:
+                    children.reap(fd)
+                finally:
+                    os.close(fd)
+        children.reap_orphans({living.pid for living in self._boxes.values()})
+
+    async def _detached(self, box: str) -> None:
+        """The loop device clears itself with the last mount. Only a sandbox that shares the workspace may hold it longer."""
+        if any(other.record.get("workspace") == box for other in self._boxes.values()):
+            return
+        image = self.paths.disk(box)
+        deadline = asyncio.get_running_loop().time() + LOOP_TIMEOUT
+        while image.exists() and (devices := disks.attached(image)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Internal(f"the disk of sandbox {box} stays attached", details={"devices": devices})
+            await asyncio.sleep(0.002)
+
+    def _verify(self, box: str, keep_disk: bool) -> None:
+        places = [self.paths.run(box), *(self.paths.state(engine, box) for engine in ENGINES)]
+        if not keep_disk:
+            places.append(self.paths.box(box))
+        left = [str(place) for place in places if place.exists()]
+        if box in self.groups.names():
+            left.append(self.groups.path(box))
+        if left:
+            raise Internal(f"sandbox {box} is not wholly gone", details={"left": left})
+
+    async def sweep(self, known: set[str]) -> list[str]:
+        """Everything with our mark that nobody knows."""
+        found = self.groups.names() | self.ids.holders()
+        for directory in [self.paths.runs, self.paths.boxes, *(self.paths.engine / name for name in ENGINES)]:
+            with suppress(FileNotFoundError):
+                found.update(os.listdir(directory))
+        strays = sorted(box for box in found - known - self._making - set(self._boxes) if ID.fullmatch(box))
+        for box in strays:
+            try:
+                await self.destroy({"id": box})
+            except (Internal, OSError) as error:  # one that resists must not shelter the others
+                log.error("sweep: sandbox %s is not wholly gone: %s", box, error)
+        return strays
+
+    # Runtimes
+
+    async def runtimes(self) -> list[RuntimeStatus]:
+        later = [RuntimeStatus(name, False, why) for name, why in LATER.items()]
+        return [await self.probes.container(), *later]
+
+    async def pick(self, runtime: str) -> str:
+        """The name behind `auto`; a named one is never replaced by another."""
+        if runtime in LATER:
+            raise Unsupported(LATER[runtime], hint="use --runtime container")
+        if runtime not in ("auto", "", "container"):
+            raise InvalidArgument(f"no runtime is called {runtime[:64]!r}", hint="auto, container, gvisor, microvm")
+        status = await self.probes.container()
+        if not status.works:
+            raise Unsupported(f"the container runtime does not work here: {status.why}", hint=status.fix)
+        return "container"
+
+    async def _engine(self, runtime: str) -> Engine:
+        await self.pick(runtime)
+        return await self.probes.engine()
+
+
+def _remove(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)

@@ -1,0 +1,112 @@
+"""Writes the OCI configuration of a sandbox: all of it is ours, nothing of it comes from an image.
+
+Mounts of files and directories are the launcher's work; the engine only mounts the kernel's file systems, on places the
+launcher has checked to be plain directories.
+"""
+
+import json
+from typing import Any
+
+from atoll.backends.local import seccomp
+from atoll.backends.local.ids import COUNT
+
+AGENT = "/.atoll/guest"
+# Places the engine mounts on; they must be there and must not be links (CVE-2026-41579 and its kin).
+MOUNTPOINTS = ("proc", "dev", "sys")
+MAX_PTYS = 64
+SHM_BYTES = 64 << 20
+
+# Docker's default without MKNOD, NET_RAW, AUDIT_WRITE, SETFCAP, SETPCAP and SYS_CHROOT: nothing in a sandbox needs those.
+CAPABILITIES = (
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETGID",
+    "CAP_SETUID",
+)
+MASKED = (
+    *(
+        "/proc/acpi",
+        "/proc/asound",
+        "/proc/config.gz",
+        "/proc/kallsyms",
+        "/proc/kcore",
+        "/proc/keys",
+        "/proc/key-users",
+        "/proc/kmsg",
+    ),
+    *(
+        "/proc/latency_stats",
+        "/proc/sched_debug",
+        "/proc/scsi",
+        "/proc/timer_list",
+        "/proc/timer_stats",
+        "/proc/vmallocinfo",
+    ),
+    *("/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/cgroup", "/sys/kernel", "/sys/module"),
+)
+READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+
+_PLAIN = ["nosuid", "nodev", "noexec"]
+_MOUNTS: list[dict[str, Any]] = [
+    {"destination": "/proc", "type": "proc", "source": "proc", "options": _PLAIN},
+    {
+        "destination": "/dev",
+        "type": "tmpfs",
+        "source": "tmpfs",
+        "options": ["nosuid", "noexec", "mode=755", "size=256k", "nr_inodes=1024"],
+    },
+    {
+        "destination": "/dev/pts",
+        "type": "devpts",
+        "source": "devpts",
+        "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_PTYS}"],
+    },
+    {
+        "destination": "/dev/shm",
+        "type": "tmpfs",
+        "source": "shm",
+        "options": [*_PLAIN, "mode=1777", f"size={SHM_BYTES}"],
+    },
+    {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": _PLAIN},
+    {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*_PLAIN, "ro"]},
+]
+
+
+def configuration(*, root: str, hostname: str, base: int, user_ns: str, net_ns: str, cgroup: str) -> bytes:
+    """config.json: the two namespaces made ahead by path, the others new."""
+    mapping = [{"containerID": 0, "hostID": base, "size": COUNT}]
+    sets = ("bounding", "effective", "permitted")
+    value = {
+        "ociVersion": "1.0.2",
+        "root": {"path": root, "readonly": False},
+        "hostname": hostname,
+        "process": {
+            "terminal": False,
+            "user": {"uid": 0, "gid": 0},
+            "args": [AGENT, "agent"],
+            "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            "cwd": "/",
+            "capabilities": {name: list(CAPABILITIES) for name in sets},
+            "noNewPrivileges": True,
+        },
+        "mounts": _MOUNTS,
+        "linux": {
+            "uidMappings": mapping,
+            "gidMappings": mapping,
+            "namespaces": [
+                {"type": "user", "path": user_ns},
+                {"type": "network", "path": net_ns},
+                *({"type": kind} for kind in ("pid", "mount", "ipc", "uts", "cgroup")),
+            ],
+            "cgroupsPath": cgroup,
+            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            "maskedPaths": list(MASKED),
+            "readonlyPaths": list(READ_ONLY),
+            "seccomp": seccomp.profile(),
+        },
+    }
+    return json.dumps(value, separators=(",", ":")).encode()

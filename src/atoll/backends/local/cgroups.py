@@ -1,0 +1,329 @@
+"""One control group per sandbox, on pure v2, on v1, and on hybrid hosts that have both.
+
+The group is made first and removed last, and the launcher joins it before it makes anything: whatever is half made can be found
+and killed by it. Killing and freezing go through the unified hierarchy where there is one, never through the v1 freezer,
+under which SIGKILL hangs. Limits are set once the engine is done, so that a small limit cannot break the start itself; no code of
+a user runs before that.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.backends.contract import Limits
+from atoll.errors import Internal, Unsupported
+
+TOP = "atoll"
+PERIOD_US = 100_000
+_CONTROLLERS = ("cpu", "memory", "pids")
+_SPARE_PIDS = 8  # the agent and its shims, which the user did not ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """Where this host's control groups are mounted."""
+
+    unified: Path | None
+    v1: Mapping[str, Path]  # by controller; named hierarchies as "name=..."
+
+    @staticmethod
+    def detect(mountinfo: str = "/proc/self/mountinfo") -> "Hierarchies":
+        unified: Path | None = None
+        v1: dict[str, Path] = {}
+        with open(mountinfo, encoding="utf-8", errors="replace") as file:
+            for line in file:
+                left, _, right = line.partition(" - ")
+                fields, (kind, _, options) = left.split(), right.split(maxsplit=2)
+                if len(fields) < 5 or fields[3] != "/":
+                    continue
+                if kind == "cgroup2" and unified is None:
+                    unified = Path(fields[4])
+                elif kind == "cgroup":
+                    known = {"rw", "ro", "xattr", "clone_children", "noprefix"}
+                    for name in options.strip().split(","):
+                        if name not in known and not name.startswith("release_agent"):
+                            v1.setdefault(name, Path(fields[4]))
+        return Hierarchies(unified, v1)
+
+    def holder(self, controller: str) -> Path | None:
+        """The mount that has the controller."""
+        if controller in self.v1:
+            return self.v1[controller]
+        if self.unified and controller in _read(self.unified / "cgroup.controllers").split():
+            return self.unified
+        return None
+
+    def is_v2(self, controller: str) -> bool:
+        return controller not in self.v1
+
+    def mounts(self) -> list[Path]:
+        found = dict.fromkeys(self.v1.values())
+        if self.unified:
+            found[self.unified] = None
+        return list(found)
+
+
+class Groups:
+    """The groups of one home: /atoll/<mark>/<id> in every hierarchy."""
+
+    def __init__(self, mark: str, hierarchies: Hierarchies | None = None) -> None:
+        self.mark = mark
+        self.hierarchies = hierarchies or Hierarchies.detect()
+
+    def path(self, box: str) -> str:
+        """As the engine wants it: absolute, the same in all hierarchies."""
+        return f"/{TOP}/{self.mark}/{box}"
+
+    def prepare(self) -> None:
+        """Make the parents and bound what all sandboxes together can fork."""
+        for mount in self._used():
+            parent = mount / TOP / self.mark
+            parent.mkdir(parents=True, exist_ok=True)
+            if mount == self.hierarchies.unified:
+                for level in (mount, mount / TOP, parent):
+                    self._delegate(level)
+        holder = self.hierarchies.holder("pids")
+        if holder:
+            _write(holder / TOP / "pids.max", str(_all_pids()))
+
+    def create(self, box: str) -> "Group":
+        group = self.open(box)
+        for mount in self._used():
+            (mount / TOP / self.mark / box).mkdir(exist_ok=True)
+        return group
+
+    def open(self, box: str) -> "Group":
+        return Group(box, self.hierarchies, f"{TOP}/{self.mark}/{box}")
+
+    def names(self) -> set[str]:
+        found: set[str] = set()
+        for mount in self.hierarchies.mounts():
+            with suppress(FileNotFoundError), os.scandir(mount / TOP / self.mark) as entries:
+                found.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return found
+
+    def _used(self) -> list[Path]:
+        wanted = [self.hierarchies.holder(name) for name in _CONTROLLERS]
+        mounts = [mount for mount in [self.hierarchies.unified, *wanted] if mount]
+        if not mounts:
+            raise Unsupported("no control groups are mounted", hint="mount cgroup2 on /sys/fs/cgroup")
+        return list(dict.fromkeys(mounts))
+
+    def _delegate(self, level: Path) -> None:
+        available = _read(level / "cgroup.controllers").split()
+        for name in _CONTROLLERS:
+            if name in available:
+                with suppress(OSError):  # busy or not ours to give: shows up as a limit that is not enforced
+                    _write(level / "cgroup.subtree_control", f"+{name}")
+
+
+class Group:
+    """One sandbox's group in all hierarchies."""
+
+    def __init__(self, box: str, hierarchies: Hierarchies, path: str) -> None:
+        self.box = box
+        self._hierarchies = hierarchies
+        self._path = path
+
+    def join_file(self) -> str:
+        """Where a launcher writes itself, in the hierarchy the group is killed by."""
+        return str(self._killing() / "cgroup.procs")
+
+    # Limits
+
+    def apply(self, limits: Limits) -> dict[str, bool]:
+        """Set them; says which of them this host holds."""
+        return {
+            "cpus": self._set_cpu(limits.cpus),
+            "memory_mb": self._set_memory(limits.memory_mb << 20),
+            "pids": self._set("pids", "pids.max", "pids.max", str(limits.pids + _SPARE_PIDS)),
+        }
+
+    def _set_cpu(self, cpus: float) -> bool:
+        quota = max(1000, int(cpus * PERIOD_US))
+        if self._hierarchies.is_v2("cpu"):
+            return self._set("cpu", "", "cpu.max", f"{quota} {PERIOD_US}")
+        period = self._set("cpu", "cpu.cfs_period_us", "", str(PERIOD_US))
+        return period and self._set("cpu", "cpu.cfs_quota_us", "", str(quota))
+
+    def _set_memory(self, size: int) -> bool:
+        if self._hierarchies.is_v2("memory"):
+            held = self._set("memory", "", "memory.max", str(size))
+            self._set("memory", "", "memory.swap.max", "0")
+            return held
+        # Growing: memory and swap together must stay the larger one at every step.
+        names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
+        directory = self._of("memory")
+        if directory and size > int(_read(directory / names[0]) or 0):
+            names.reverse()
+        done = {name: self._set("memory", name, "", str(size)) for name in names}
+        self._set("memory", "memory.swappiness", "", "0")
+        return done["memory.limit_in_bytes"]
+
+    def _set(self, controller: str, v1: str, v2: str, value: str) -> bool:
+        directory = self._of(controller)
+        name = v2 if self._hierarchies.is_v2(controller) else v1
+        if directory is None or not (directory / name).exists():
+            return False
+        _write(directory / name, value)
+        return True
+
+    # Life and death
+
+    async def kill(self, timeout: float = 30.0) -> None:
+        """Kill everything inside and return when it is empty."""
+        deadline = time.monotonic() + timeout
+        pause = 0.0005
+        while self.populated():
+            self._kill_once()
+            if time.monotonic() > deadline:
+                raise Internal(f"processes of sandbox {self.box} do not die", details={"pids": self.pids()})
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, 0.05)
+
+    def _kill_once(self) -> None:
+        for directory in self._directories():
+            if (directory / "cgroup.kill").exists():
+                with suppress(OSError):
+                    _write(directory / "cgroup.kill", "1")
+        for (
+            pid
+        ) in self.pids():  # also for kernels without cgroup.kill; init comes first, and its namespace dies with it
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def populated(self) -> bool:
+        return bool(self.pids())
+
+    def pids(self) -> list[int]:
+        """Processes inside, in any hierarchy, as ids of our own pid namespace."""
+        found: set[int] = set()
+        for directory in self._directories():
+            for root, _, _ in os.walk(directory):
+                found.update(int(pid) for pid in _read(Path(root) / "cgroup.procs").split())
+        return sorted(found - {0})
+
+    async def freeze(self, frozen: bool, timeout: float = 30.0) -> None:
+        """Stop or continue everything inside; returns when the kernel says it is so."""
+        unified = self._unified()
+        if unified is None or not (unified / "cgroup.freeze").exists():
+            raise Unsupported(
+                "this host cannot freeze a sandbox", hint="it needs cgroup v2 mounted, beside v1 is enough"
+            )
+        _write(unified / "cgroup.freeze", str(int(frozen)))
+        deadline = time.monotonic() + timeout
+        while f"frozen {int(frozen)}" not in _read(unified / "cgroup.events"):
+            if time.monotonic() > deadline:
+                raise Internal(f"sandbox {self.box} does not {'freeze' if frozen else 'thaw'}")
+            await asyncio.sleep(0.002)
+
+    async def remove(self, timeout: float = 30.0) -> None:
+        """Take the empty group away. A group can stay busy a moment after its last process."""
+        deadline = time.monotonic() + timeout
+        while left := [directory for directory in self._directories() if not _remove_tree(directory)]:
+            if time.monotonic() > deadline:
+                raise Internal(
+                    f"control groups of sandbox {self.box} stay", details={"left": [str(path) for path in left]}
+                )
+            await asyncio.sleep(0.005)
+
+    # Counters
+
+    def oom_kills(self) -> int | None:
+        v2 = self._hierarchies.is_v2("memory")
+        return self._counter("memory", "memory.events" if v2 else "memory.oom_control", "oom_kill")
+
+    def memory(self) -> tuple[int | None, int | None]:
+        """Bytes now and at most; page cache included."""
+        v2 = self._hierarchies.is_v2("memory")
+        now = self._number("memory", "memory.current" if v2 else "memory.usage_in_bytes")
+        return now, self._number("memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
+
+    def cpu_us(self) -> int | None:
+        if "cpuacct" in self._hierarchies.v1:
+            total = self._number("cpuacct", "cpuacct.usage")
+            return None if total is None else total // 1000
+        return self._counter("cpu", "cpu.stat", "usage_usec")
+
+    def count(self) -> int | None:
+        return self._number("pids", "pids.current")
+
+    def _number(self, controller: str, name: str) -> int | None:
+        directory = self._of(controller)
+        text = _read(directory / name).strip() if directory else ""
+        return int(text) if text.isdigit() else None
+
+    def _counter(self, controller: str, name: str, key: str) -> int | None:
+        directory = self._of(controller)
+        for line in (_read(directory / name) if directory else "").splitlines():
+            if line.startswith(f"{key} "):
+                return int(line.split()[1])
+        return None
+
+    # Directories
+
+    def _of(self, controller: str) -> Path | None:
+        mount = self._hierarchies.v1.get(controller) or self._hierarchies.unified
+        return mount / self._path if mount else None
+
+    def _unified(self) -> Path | None:
+        return self._hierarchies.unified / self._path if self._hierarchies.unified else None
+
+    def _killing(self) -> Path:
+        found = self._unified() or self._of("pids") or self._of("memory")
+        if found is None:
+            raise Unsupported("no control group to hold a sandbox")
+        return found
+
+    def _directories(self) -> Iterator[Path]:
+        for mount in self._hierarchies.mounts():
+            directory = mount / self._path
+            if directory.is_dir():
+                yield directory
+
+
+def _remove_tree(directory: Path) -> bool:
+    """Children first; true when it is gone. A sandbox cannot make groups, but an engine might."""
+    for root, _, _ in os.walk(directory, topdown=False):
+        try:
+            os.rmdir(root)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return False
+    return True
+
+
+def _all_pids() -> int:
+    """Three quarters of what the kernel has, so that the host can always start something."""
+    return max(
+        1024,
+        min(int(_read(Path("/proc/sys/kernel/pid_max"))), int(_read(Path("/proc/sys/kernel/threads-max")))) * 3 // 4,
+    )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        if error.errno in (
+            19,
+            95,
+        ):  # ENODEV: the group is being removed; EOPNOTSUPP: a threaded group has no process list
+            return ""
+        raise
+
+
+def _write(path: Path, value: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never creates
+    try:
+        os.write(fd, value.encode())
+    finally:
+        os.close(fd)

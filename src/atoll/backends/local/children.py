@@ -1,0 +1,121 @@
+"""Being a parent: what is started detached comes back to the daemon, which watches it by pidfd and reaps only what is its own.
+
+No waitpid(-1) and no SIGCHLD handler: those would steal the children of the event loop and of libraries.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.backends.local.ids import FIRST, LAST
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How a process ended; both are None when it was not our child to ask."""
+
+    code: int | None
+    signal: int | None
+
+
+def become_subreaper() -> None:
+    """Orphans of our descendants become our children. Where the kernel refuses, sandboxes are watched all the same."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+class Watched:
+    """A process held by pidfd: its number cannot come to mean another one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+        self._ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().add_reader(self._fd, self._readable)
+
+    async def wait(self) -> Status:
+        return await asyncio.shield(self._ended)
+
+    @property
+    def over(self) -> bool:
+        return self._ended.done()
+
+    def signal(self, number: int) -> None:
+        if self._fd < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    def close(self) -> None:
+        """Stop watching. Does not touch the process."""
+        if self._fd >= 0:
+            with suppress(RuntimeError):  # the loop is closed already
+                asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _readable(self) -> None:
+        status = reap(self._fd)
+        self.close()
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+
+def reap(pidfd: int) -> Status:
+    """Collect an ended process if it is our child."""
+    try:
+        info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        return Status(None, None)
+    if info is None:
+        return Status(None, None)
+    if info.si_code == os.CLD_EXITED:
+        return Status(info.si_status, None)
+    return Status(None, info.si_status)
+
+
+def start_time(pid: int) -> str | None:
+    """When it started, in ticks since boot, with the boot it belongs to; None when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
+
+
+def reap_orphans(tracked: set[int]) -> list[int]:
+    """Collect zombies that fell to us from a start that was cut short; known by an id no real user has."""
+    found = []
+    for pid in _children() - tracked:
+        state, uid = _state(pid)
+        if state == "Z" and FIRST <= uid <= LAST + 0xFFFF:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+                found.append(pid)
+    return found
+
+
+def _children() -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(int(pid) for pid in path.read_text().split())
+    return found
+
+
+def _state(pid: int) -> tuple[str, int]:
+    state, uid = "", 0
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("State:"):
+                state = line.split()[1]
+            elif line.startswith("Uid:"):
+                uid = int(line.split()[1])
+    return state, uid

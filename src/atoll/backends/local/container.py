@@ -1,0 +1,131 @@
+"""A sandbox run by an OCI engine, runc or crun: its command lines, and the living sandbox itself."""
+
+import asyncio
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import Ended, Limits, Usage
+from atoll.backends.local.cgroups import Group
+from atoll.backends.local.children import Status, Watched
+from atoll.backends.local.paths import Paths
+from atoll.errors import SandboxGone
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A program that runs OCI bundles."""
+
+    name: str
+    program: str
+
+    def run(self, paths: Paths, box: str) -> list[str]:
+        """Start the bundle in the run directory, detached, with the agent's socket as descriptor 3."""
+        run = paths.run(box)
+        return [
+            *(self.program, "--root", str(paths.engine / self.name), "--log", str(run / "engine.log")),
+            *("run", "--detach", "--preserve-fds", "1", "--bundle", str(run), "--pid-file", str(run / "pid"), box),
+        ]
+
+
+class ContainerBox:
+    """One living sandbox, held by the pidfd of its init."""
+
+    def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched) -> None:
+        self._record = record
+        self._paths = paths
+        self._group = group
+        self._init = init
+        self._killed = ""
+        self._ended = asyncio.create_task(self._watch(), name=f"watch-{record['id']}")
+
+    @property
+    def id(self) -> str:
+        return str(self._record["id"])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self._record
+
+    @property
+    def pid(self) -> int:
+        return self._init.pid
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await connect(self._paths.run(self.id))
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._ended)
+
+    async def kill(self) -> None:
+        self._killed = self._killed or "killed by the daemon"
+        await self._group.kill()
+        await self.wait()
+
+    async def freeze(self) -> None:
+        self._alive()
+        await self._group.freeze(True)
+
+    async def thaw(self) -> None:
+        self._alive()
+        await self._group.freeze(False)
+
+    async def usage(self) -> Usage:
+        memory, peak = self._group.memory()
+        used, total = self._disk()
+        return Usage(memory, peak, self._group.cpu_us(), self._group.count(), used, total, self._group.oom_kills())
+
+    async def update_limits(self, limits: Limits) -> None:
+        """Those of the control group change at once; disk and open files are fixed when a sandbox starts."""
+        self._alive()
+        self._record["enforced"] = {**self._record["enforced"], **self._group.apply(limits)}
+        kept = Limits.from_json(self._record["limits"])
+        self._record["limits"] = {**limits.to_json(), "disk_mb": kept.disk_mb, "files": kept.files}
+
+    def enforced(self) -> dict[str, bool]:
+        return dict(self._record["enforced"])
+
+    def release(self) -> None:
+        """Stop watching; the sandbox goes on."""
+        self._ended.cancel()
+        self._init.close()
+
+    def _alive(self) -> None:
+        if self._init.over:
+            raise SandboxGone(f"sandbox {self.id} has ended", details={"reason": "exited"})
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        # The root of its mount namespace itself, no name below it: nothing here is looked up in the sandbox's tree.
+        try:
+            stat = os.statvfs(f"/proc/{self.pid}/root")
+        except OSError:
+            return None, None
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+    async def _watch(self) -> Ended:
+        status = await self._init.wait()
+        return _how(status, self._group.oom_kills() or 0, self._killed)
+
+
+def _how(status: Status, oom_kills: int, killed: str) -> Ended:
+    """The truth as far as it can be known: who asked for the kill, then the kernel's counter, then the exit status."""
+    if killed:
+        return Ended("killed", killed)
+    if status.code is not None:
+        return Ended("exit", f"the agent exited with code {status.code}")
+    if oom_kills and status.signal in (None, signal.SIGKILL):
+        return Ended("oom", f"out of memory: the kernel killed {oom_kills} process{'es' if oom_kills > 1 else ''}")
+    if status.signal is not None:
+        return Ended("killed", f"killed by signal {status.signal}")
+    return Ended("unknown", "it ended while no daemon was its parent")
+
+
+async def connect(run: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To the agent's socket. By way of a descriptor: a home with a long name would not fit into a socket address."""
+    directory = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/agent.sock")
+    finally:
+        os.close(directory)

@@ -1,0 +1,148 @@
+"""Does a runtime work here? A program on PATH proves nothing: a sandbox is started and a command run in it, once.
+
+The answer is remembered in probes.json until the engine, our own programs or the kernel change.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+from base64 import b32encode
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
+from atoll.backends.local import binaries
+from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.paths import Paths
+from atoll.errors import AtollError
+from atoll.guest.client import GuestClient
+from atoll.guest.process import Process
+
+ENGINES = ("runc", "crun")  # in order of preference
+TIMEOUT = 30.0
+_FIX = "install the package runc"
+
+Create = Callable[[BoxSpec, Engine], Awaitable[ContainerBox]]
+Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+
+
+class Probes:
+    """What was found out, kept on disk."""
+
+    def __init__(self, paths: Paths, create: Create, destroy: Destroy) -> None:
+        self._paths = paths
+        self._create = create
+        self._destroy = destroy
+        self._lock = asyncio.Lock()
+        self._found: dict[str, RuntimeStatus] = {}
+
+    async def container(self) -> RuntimeStatus:
+        """The first engine that works, or why none does."""
+        async with self._lock:
+            reasons = []
+            for name in ENGINES:
+                status = await self._status(name)
+                if status.works:
+                    return status
+                reasons.append(f"{name}: {status.why}")
+            return RuntimeStatus("container", False, "; ".join(reasons), _FIX)
+
+    async def engine(self) -> Engine:
+        status = await self.container()
+        program = binaries.system(status.engine)
+        if not status.works or program is None:
+            raise AtollError(f"no engine works: {status.why}", hint=status.fix)
+        return Engine(status.engine, program)
+
+    async def _status(self, name: str) -> RuntimeStatus:
+        program = binaries.system(name)
+        if program is None:
+            return RuntimeStatus("container", False, "not installed", _FIX, engine=name)
+        if name not in self._found:
+            key = _key(program)
+            self._found[name] = self._remembered(name, key) or await self._try(Engine(name, program), key)
+        return self._found[name]
+
+    async def _try(self, engine: Engine, key: str) -> RuntimeStatus:
+        version = await _version(engine.program)
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                await self._run_once(engine)
+            status = RuntimeStatus("container", True, version=version, engine=engine.name)
+        except TimeoutError:
+            status = RuntimeStatus(
+                "container", False, f"no answer within {TIMEOUT:.0f} s", version=version, engine=engine.name
+            )
+        except (AtollError, OSError) as error:
+            fix = getattr(error, "hint", "") or "see the message"
+            status = RuntimeStatus("container", False, str(error), fix, version, engine.name)
+        self._remember(engine.name, key, status)
+        return status
+
+    async def _run_once(self, engine: Engine) -> None:
+        """An empty image is enough: the agent needs nothing, and runs itself as the command."""
+        rootfs = self._paths.home / "images" / "empty"
+        rootfs.mkdir(parents=True, exist_ok=True)
+        limits = Limits(memory_mb=64, pids=32, disk_mb=16)
+        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
+        try:
+            client = GuestClient(
+                box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
+            )
+            try:
+                process = await Process.start(client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
+                async for _ in process:
+                    pass
+            finally:
+                await client.close()
+        finally:
+            await asyncio.shield(self._destroy(box.record))
+
+    def _remembered(self, name: str, key: str) -> RuntimeStatus | None:
+        entry = self._read().get(name)
+        if not isinstance(entry, dict) or entry.get("key") != key or not entry.get("works"):
+            return None  # a failure is tried again by the next daemon: the cause may be gone
+        return RuntimeStatus("container", True, version=str(entry.get("version", "")), engine=name)
+
+    def _remember(self, name: str, key: str, status: RuntimeStatus) -> None:
+        entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
+        half = self._paths.probes.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps({**self._read(), name: entry}, indent=1))
+        half.rename(self._paths.probes)
+
+    def _read(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            value = json.loads(self._paths.probes.read_text())
+            if isinstance(value, dict):
+                return value
+        return {}
+
+
+def new_id() -> str:
+    """A sandbox id: 100 random bits in lower-case base32."""
+    return b32encode(secrets.token_bytes(13)).decode().lower()[:20]
+
+
+def _key(program: str) -> str:
+    """What the answer depends on."""
+    parts = [os.uname().release]
+    for path in (Path(program), binaries.launcher(), binaries.guest()):
+        stat = path.stat()
+        parts.append(f"{path}:{stat.st_mtime_ns}:{stat.st_size}")
+    return " ".join(parts)
+
+
+async def _version(program: str) -> str:
+    try:
+        async with asyncio.timeout(10):
+            process = await asyncio.create_subprocess_exec(
+                program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+            stdout, _ = await process.communicate()
+    except (TimeoutError, OSError):
+        return ""
+    words = stdout.decode(errors="replace").split()
+    return next((word for word in words if word[:1].isdigit()), "")
