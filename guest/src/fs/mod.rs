@@ -4,6 +4,8 @@
 
 mod copy;
 mod du;
+pub mod glob;
+mod grep;
 mod list;
 mod mkdir;
 mod moving;
@@ -12,6 +14,8 @@ mod owner;
 mod read;
 mod remove;
 pub mod replace;
+mod sed;
+mod select;
 mod stat;
 pub mod walk;
 mod write;
@@ -31,6 +35,8 @@ pub fn lookup(op: &str) -> Option<OpFn> {
         "move" => moving::rename,
         "copy" => copy::copy,
         "chmod" => owner::chmod,
+        "grep" => grep::grep,
+        "sed" => sed::sed,
         "du" => du::du,
         _ => return None,
     })

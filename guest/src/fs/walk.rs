@@ -269,6 +269,13 @@ impl Walk {
         self.push(fd)
     }
 
+    /// Leaves out what is left of the directory just descended into.
+    pub fn skip_rest(&mut self) {
+        if let Some(level) = self.levels.last_mut() {
+            level.next = level.names.len();
+        }
+    }
+
     /// Whether the directory just descended into is the root of another file system.
     pub fn crossed(&self) -> bool {
         self.directories.crossed()

@@ -9,7 +9,7 @@ use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, CWD};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const DEFAULT_MODE: u32 = 0o644;
 
@@ -220,16 +220,4 @@ fn pour(plan: &Plan, source: &OwnedFd, place: &Place, bytes: u64) -> Result<(u64
         rustix::fs::fsync(&fd)?;
     }
     Ok((bytes, rustix::fs::fstat(&fd)?))
-}
-
-/// Whether a path can be written to is only known by trying; this is here for callers that replace a file they read.
-pub fn replace_content(path: &Path, fill: &mut dyn FnMut(&OwnedFd) -> Result<(), OpError>) -> Result<(), OpError> {
-    let place = Place::of(path, true)?;
-    let old = place.stat.ok_or(Errno::NOENT)?;
-    node::regular(&old)?;
-    let temporary = Temporary::create(place.dir.as_fd())?;
-    fill(temporary.fd())?;
-    temporary.dress(node::permissions(&old), &Owner::default(), Some(&old))?;
-    temporary.commit(place.dir.as_fd(), &place.name, false)?;
-    Ok(())
 }
