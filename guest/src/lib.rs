@@ -1,4 +1,21 @@
 //! The guest agent: everything but the entry point, so that tests can reach the parts.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod agent;
+pub mod boot;
+pub mod bridge;
+pub mod forward;
 pub mod fs;
+pub mod launch;
+pub mod link;
 pub mod op;
+pub mod ops;
+pub mod place;
+pub mod procs;
+pub mod proctree;
+pub mod pump;
+pub mod ring;
+pub mod shim;
+pub mod sys;
+pub mod users;
+pub mod wire;

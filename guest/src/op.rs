@@ -131,6 +131,11 @@ impl Req {
         self.map.iter().find(|(k, _)| k.as_str() == Some(key)).map(|(_, v)| v).filter(|v| !v.is_nil())
     }
 
+    /// Whether the key is there at all, even with nil.
+    pub fn mentions(&self, key: &str) -> bool {
+        self.map.iter().any(|(k, _)| k.as_str() == Some(key))
+    }
+
     pub fn has(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
