@@ -1,8 +1,8 @@
 """Sandboxes on this machine: create, adopt, destroy, sweep.
 
-Create is a transaction: the control group is made first, everything else is named after the id, and any failure buries what
-is there. Destroy kills by control group, then takes away the engine's state, the group, the run directory and the disk, looks
-again, and may be repeated at any time.
+Create is a transaction: the control group is made first, everything else is named after the id, and any failure
+buries what is there. Destroy kills by control group, then takes away the engine's state, the group, the run directory
+and the disk, looks again, and may be repeated at any time.
 """
 
 import asyncio
@@ -61,6 +61,7 @@ class LocalBackend:
         for box in self._boxes.values():
             box.release()
         self._boxes.clear()
+        self.groups.remove_empty()
 
     # Making and finding
 

@@ -1,9 +1,9 @@
 """One control group per sandbox, on pure v2, on v1, and on hybrid hosts that have both.
 
-The group is made first and removed last, and the launcher joins it before it makes anything: whatever is half made can be found
-and killed by it. Killing and freezing go through the unified hierarchy where there is one, never through the v1 freezer,
-under which SIGKILL hangs. Limits are set once the engine is done, so that a small limit cannot break the start itself; no code of
-a user runs before that.
+The group is made first and removed last, and the launcher joins it before it makes anything: whatever is half made
+can be found and killed by it. Killing and freezing go through the unified hierarchy where there is one, never through
+the v1 freezer, under which SIGKILL hangs. Limits are set once the engine is done, so that a small limit cannot break
+the start itself; no code of a user runs before that.
 """
 
 import asyncio
@@ -99,6 +99,13 @@ class Groups:
 
     def open(self, box: str) -> "Group":
         return Group(box, self.hierarchies, f"{TOP}/{self.mark}/{box}")
+
+    def remove_empty(self) -> None:
+        """Take this home's parents away if no sandbox is left in them; the kernel refuses if one is. /atoll itself stays:
+        another daemon may be about to make its own below it."""
+        for mount in self.hierarchies.mounts():
+            with suppress(OSError):
+                (mount / TOP / self.mark).rmdir()
 
     def names(self) -> set[str]:
         found: set[str] = set()

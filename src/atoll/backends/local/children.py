@@ -1,4 +1,5 @@
-"""Being a parent: what is started detached comes back to the daemon, which watches it by pidfd and reaps only what is its own.
+"""Being a parent: what is started detached comes back to the daemon, which watches it by pidfd and reaps only what is
+its own.
 
 No waitpid(-1) and no SIGCHLD handler: those would steal the children of the event loop and of libraries.
 """

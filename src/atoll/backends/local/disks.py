@@ -1,13 +1,12 @@
 """A sandbox's disk: a sparse file with an ext4 file system of the wanted size.
 
-A file system of its own bounds bytes and inodes alike, and gives the writer ENOSPC. Making one takes long, copying the few
-blocks of an empty one does not: one template per size is made and copied. There is no journal: the disk does not outlive
-its sandbox's usefulness after a power cut.
+A file system of its own bounds bytes and inodes alike, and gives the writer ENOSPC. Making one takes long, copying
+the few blocks of an empty one does not: one template per size is made and copied. There is no journal: the disk does
+not outlive its sandbox's usefulness after a power cut.
 """
 
 import asyncio
 import os
-import shutil
 from pathlib import Path
 
 from atoll.backends.local import binaries
@@ -60,9 +59,7 @@ class Disks:
             raise Unsupported("mkfs.ext4 is not there", hint="install the package e2fsprogs")
         half = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            with open(half, "wb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                os.truncate(file.fileno(), size_mb << 20)
+            _blank(half, size_mb)
             made = await asyncio.create_subprocess_exec(
                 *(program, "-q", "-F", "-m", "0", "-O", _FEATURES, "-E", "nodiscard,lazy_itable_init=1", str(half)),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -75,6 +72,12 @@ class Disks:
             os.rename(half, path)
         finally:
             half.unlink(missing_ok=True)
+
+
+def _blank(path: Path, size_mb: int) -> None:
+    with open(path, "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        os.truncate(file.fileno(), size_mb << 20)
 
 
 def copy_sparse(source: Path, target: Path) -> None:
@@ -118,8 +121,3 @@ def attached(image: Path) -> list[str]:
         if backing.removesuffix(" (deleted)") == str(image):
             found.append(entry.name)
     return found
-
-
-def remove(directory: Path) -> None:
-    """A sandbox's box directory with its disk."""
-    shutil.rmtree(directory, ignore_errors=False) if directory.exists() else None

@@ -1,7 +1,7 @@
 """Ranges of user ids: each sandbox has 65536 of its own, far above real users, and never one that somebody else holds.
 
-A range is held by a lock file named after it, machine-wide, so that two daemons never share one. The file says whose it is:
-`<mark of the home>/<sandbox id>`. A stopped sandbox keeps its range, because its files carry it.
+A range is held by a lock file named after it, machine-wide, so that two daemons never share one. The file says whose
+it is: `<mark of the home>/<sandbox id>`. A stopped sandbox keeps its range, because its files carry it.
 """
 
 import os

@@ -48,14 +48,7 @@ class Launcher:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours.setblocking(False)
         try:
-            program = str(binaries.launcher())
-            actions = [
-                (os.POSIX_SPAWN_DUP2, theirs.fileno(), 0),
-                (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
-            ]
-            pid = os.posix_spawn(program, [program, str(base), str(COUNT)], {}, file_actions=actions)
-            launcher = Launcher(Watched(pid), ours, -1)
+            launcher = Launcher(Watched(_spawn(base, theirs.fileno())), ours, -1)
         except BaseException:
             ours.close()
             raise
@@ -100,11 +93,11 @@ class Launcher:
 
     async def _answer(self, wanted: str) -> None:
         loop = asyncio.get_running_loop()
-        readable = loop.create_future()
-        loop.add_reader(self._channel.fileno(), lambda: readable.done() or readable.set_result(None))
+        readable = asyncio.Event()
+        loop.add_reader(self._channel.fileno(), readable.set)
         try:
             async with asyncio.timeout(TIMEOUT):
-                await readable
+                await readable.wait()
         except TimeoutError:
             raise Timeout(f"the launcher did not answer within {TIMEOUT:.0f} s") from None
         finally:
@@ -117,6 +110,16 @@ class Launcher:
         answer = json.loads(message)
         if wanted not in answer:
             raise _failure(answer.get("error", {}))
+
+
+def _spawn(base: int, channel: int) -> int:
+    program = str(binaries.launcher())
+    actions = [
+        (os.POSIX_SPAWN_DUP2, channel, 0),
+        (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
+    ]
+    return os.posix_spawn(program, [program, str(base), str(COUNT)], {}, file_actions=actions)
 
 
 def _failure(error: dict[str, Any]) -> AtollError:

@@ -1,4 +1,5 @@
-"""Where things of a home directory lie. Everything of a sandbox is named after its id, so that it can be found without a record."""
+"""Where things of a home directory lie. Everything of a sandbox is named after its id, so that it can be found
+without a record."""
 
 import hashlib
 import os

@@ -1,11 +1,11 @@
 """The system calls a sandbox may make; every other is refused with EPERM.
 
 Resolved here, for the native architecture alone: an engine compiles the profile at each start, and every further
-architecture costs milliseconds. What is not in the list and why: anything that makes or joins namespaces or mounts (also
-`clone` with such flags; `clone3`, whose flags a filter cannot see, says ENOSYS so that libc falls back), modules, keys, bpf, perf,
-userfaultfd, io_uring, open_by_handle_at, swap, clocks, reboot. Sockets are Unix, IPv4, IPv6 and netlink only, so neither
-AF_VSOCK nor AF_PACKET nor AF_ALG. ptrace is allowed: debuggers are useful, the agent is not dumpable and nobody holds
-CAP_SYS_PTRACE.
+architecture costs milliseconds. What is not in the list and why: anything that makes or joins namespaces or mounts
+(also `clone` with such flags; `clone3`, whose flags a filter cannot see, says ENOSYS so that libc falls back),
+modules, keys, bpf, perf, userfaultfd, io_uring, open_by_handle_at, swap, clocks, reboot. Sockets are Unix, IPv4, IPv6
+and netlink only, so neither AF_VSOCK nor AF_PACKET nor AF_ALG. ptrace is allowed: debuggers are useful, the agent is
+not dumpable and nobody holds CAP_SYS_PTRACE.
 """
 
 import errno
@@ -18,41 +18,44 @@ from atoll.errors import Unsupported
 _ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 
 _FILES = """
-access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64 fallocate fchdir
-fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr fsetxattr fstat fstatfs
-fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat inotify_add_watch inotify_init inotify_init1
-inotify_rm_watch lchown lgetxattr link linkat listxattr listxattrat llistxattr lremovexattr lseek lsetxattr lstat mkdir mkdirat
-mknod mknodat name_to_handle_at newfstatat open openat openat2 pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead
-readlink readlinkat readv removexattr removexattrat rename renameat renameat2 rmdir sendfile setxattr setxattrat splice stat
-statfs statmount listmount statx symlink symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes
-vmsplice write writev cachestat chroot
+access chdir chmod chown close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2 fadvise64
+fallocate fchdir fchmod fchmodat fchmodat2 fchown fchownat fcntl fdatasync fgetxattr flistxattr flock fremovexattr
+fsetxattr fstat fstatfs fsync ftruncate futimesat getcwd getdents getdents64 getxattr getxattrat inotify_add_watch
+inotify_init inotify_init1 inotify_rm_watch lchown lgetxattr link linkat listxattr listxattrat llistxattr
+lremovexattr lseek lsetxattr lstat mkdir mkdirat mknod mknodat name_to_handle_at newfstatat open openat openat2
+pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv removexattr removexattrat
+rename renameat renameat2 rmdir sendfile setxattr setxattrat splice stat statfs statmount listmount statx symlink
+symlinkat sync sync_file_range syncfs tee truncate umask unlink unlinkat utime utimensat utimes vmsplice write
+writev cachestat chroot
 """
 _MEMORY = """
-brk get_mempolicy madvise map_shadow_stack mbind membarrier memfd_create migrate_pages mincore mlock mlock2 mlockall mmap
-move_pages mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect process_madvise
-process_mrelease remap_file_pages set_mempolicy set_mempolicy_home_node
+brk get_mempolicy madvise map_shadow_stack mbind membarrier memfd_create migrate_pages mincore mlock mlock2 mlockall
+mmap move_pages mprotect mremap mseal msync munlock munlockall munmap pkey_alloc pkey_free pkey_mprotect
+process_madvise process_mrelease remap_file_pages set_mempolicy set_mempolicy_home_node
 """
 _PROCESSES = """
 arch_prctl capget capset execve execveat exit exit_group fork futex futex_requeue futex_wait futex_waitv futex_wake
-get_robust_list get_thread_area getcpu getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority getresgid
-getresuid getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set kill landlock_add_rule landlock_create_ruleset
-landlock_restrict_self pidfd_getfd pidfd_open pidfd_send_signal prctl prlimit64 process_vm_readv process_vm_writev ptrace
-restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait
-rt_tgsigqueueinfo sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
-sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp
-set_robust_list set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setpgid setpriority setregid setresgid
-setresuid setreuid setrlimit setsid setuid sigaltstack sysinfo tgkill times tkill uname vfork wait4 waitid
+get_robust_list get_thread_area getcpu getegid geteuid getgid getgroups getpgid getpgrp getpid getppid getpriority
+getresgid getresuid getrlimit getrusage getsid gettid getuid ioprio_get ioprio_set kill landlock_add_rule
+landlock_create_ruleset landlock_restrict_self pidfd_getfd pidfd_open pidfd_send_signal prctl prlimit64
+process_vm_readv process_vm_writev ptrace restart_syscall rseq rt_sigaction rt_sigpending rt_sigprocmask
+rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo sched_get_priority_max
+sched_get_priority_min sched_getaffinity sched_getattr sched_getparam sched_getscheduler sched_rr_get_interval
+sched_setaffinity sched_setattr sched_setparam sched_setscheduler sched_yield seccomp set_robust_list
+set_thread_area set_tid_address setfsgid setfsuid setgid setgroups setpgid setpriority setregid setresgid setresuid
+setreuid setrlimit setsid setuid sigaltstack sysinfo tgkill times tkill uname vfork wait4 waitid
 """
 _WAITING = """
-alarm clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait epoll_pwait2
-epoll_wait epoll_wait_old eventfd eventfd2 getitimer getrandom gettimeofday io_cancel io_destroy io_getevents io_pgetevents
-io_setup io_submit ioctl nanosleep pause pipe pipe2 poll ppoll pselect6 select setitimer signalfd signalfd4 time timer_create
-timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
+alarm clock_getres clock_gettime clock_nanosleep epoll_create epoll_create1 epoll_ctl epoll_ctl_old epoll_pwait
+epoll_pwait2 epoll_wait epoll_wait_old eventfd eventfd2 getitimer getrandom gettimeofday io_cancel io_destroy
+io_getevents io_pgetevents io_setup io_submit ioctl nanosleep pause pipe pipe2 poll ppoll pselect6 select setitimer
+signalfd signalfd4 time timer_create timer_delete timer_getoverrun timer_gettime timer_settime timerfd_create
+timerfd_gettime timerfd_settime
 """
 _TALKING = """
-accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open mq_timedreceive
-mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd recvfrom recvmmsg recvmsg semctl semget semop semtimedop sendmmsg sendmsg
-sendto setsockopt shmat shmctl shmdt shmget shutdown socketpair
+accept accept4 bind connect getpeername getsockname getsockopt listen mq_getsetattr mq_notify mq_open
+mq_timedreceive mq_timedsend mq_unlink msgctl msgget msgrcv msgsnd recvfrom recvmmsg recvmsg semctl semget semop
+semtimedop sendmmsg sendmsg sendto setsockopt shmat shmctl shmdt shmget shutdown socketpair
 """
 
 NAMESPACE_FLAGS = 0x7E02_0000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET

@@ -1,0 +1,169 @@
+"""What the backend tests share: a sandbox with a driver for its agent, and a census of everything a sandbox could leave."""
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.container import ContainerBox
+from atoll.backends.local.ids import FIRST
+from atoll.backends.local.probe import new_id
+from atoll.guest.client import GuestClient
+from atoll.guest.process import Exit, Process
+from atoll.images.host import build_host_image
+from atoll.images.tree import overlay_flavour
+
+PATIENCE = 60.0  # the machine may be slow and busy; nothing here measures time
+SMALL = Limits(cpus=1.0, memory_mb=256, pids=128, files=1024, disk_mb=64)
+
+
+@dataclass(frozen=True)
+class Result:
+    exit: Exit
+    stdout: str
+    stderr: str
+
+    @property
+    def ok(self) -> bool:
+        return self.exit.code == 0
+
+
+class Sandbox:
+    """A box and a client for its agent."""
+
+    def __init__(self, backend: LocalBackend, box: ContainerBox) -> None:
+        self.backend = backend
+        self.box = box
+        self.client = GuestClient(
+            box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
+        )
+        self._numbers = itertools.count(int(time.monotonic() * 1000))
+
+    @property
+    def id(self) -> str:
+        return self.box.id
+
+    async def run(self, *argv: str, **fields: Any) -> Result:
+        """Run a command to its end."""
+        async with asyncio.timeout(PATIENCE):
+            process = await Process.start(self.client, f"t{next(self._numbers)}", {"argv": list(argv), **fields})
+            streams = {1: bytearray(), 2: bytearray()}
+            async for channel, data in process:
+                streams[channel] += data
+        assert process.exit is not None
+        return Result(process.exit, streams[1].decode(errors="replace"), streams[2].decode(errors="replace"))
+
+    async def sh(self, script: str, **fields: Any) -> Result:
+        return await self.run("/bin/sh", "-c", script, **fields)
+
+    async def python(self, code: str, **fields: Any) -> Result:
+        return await self.run("/usr/bin/python3", "-c", code, **fields)
+
+    async def destroy(self, *, keep_disk: bool = False) -> None:
+        await self.client.close()
+        await self.backend.destroy(self.box.record, keep_disk=keep_disk)
+
+
+def host_rootfs(cache: Path) -> Rootfs:
+    cache.mkdir(parents=True, exist_ok=True)
+    image = build_host_image(cache, overlay_flavour(cache))
+    return Rootfs(tuple(map(str, image.lowers)), tuple(map(str, image.usr_lowers)))
+
+
+def spec_for(rootfs: Rootfs, **fields: Any) -> BoxSpec:
+    return BoxSpec(**{"id": new_id(), "rootfs": rootfs, "limits": SMALL, **fields})
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that must happen, however slow the machine is."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s in vain: {what}"
+        await asyncio.sleep(0.01)
+
+
+def namespaces(pid: int) -> set[str]:
+    return {os.readlink(f"/proc/{pid}/ns/{kind}") for kind in ("user", "net", "mnt", "pid", "ipc", "uts", "cgroup")}
+
+
+def census(backend: LocalBackend) -> dict[str, list[str]]:
+    """Everything on this machine that bears the mark of this backend's home."""
+    home, mark = str(backend.paths.home), backend.paths.mark
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home in line]
+    loops = []
+    for entry in Path("/sys/block").glob("loop*"):
+        backing = entry / "loop" / "backing_file"
+        if backing.exists() and backing.read_text().startswith(home):
+            loops.append(entry.name)
+    directories = [str(path) for top in (backend.paths.runs, backend.paths.boxes) for path in top.iterdir()]
+    directories += [str(path) for engine in backend.paths.engine.iterdir() for path in engine.iterdir()]
+    return {
+        "processes": _processes(mark),
+        "mounts": mounts,
+        "loops": loops,
+        "directories": directories,
+        "groups": sorted(backend.groups.names()),
+        "ids": sorted(backend.ids.holders()),
+        "children": _zombies(),
+    }
+
+
+NOTHING: dict[str, list[str]] = {
+    "processes": [],
+    "mounts": [],
+    "loops": [],
+    "directories": [],
+    "groups": [],
+    "ids": [],
+    "children": [],
+}
+
+
+def _processes(mark: str) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if f"/atoll/{mark}/" in (entry / "cgroup").read_text():
+                    found.append(entry.name)
+            except OSError:
+                continue
+    return found
+
+
+def _zombies() -> list[str]:
+    """Children of this process with ids of sandboxes, dead or alive."""
+    found = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in path.read_text().split():
+            try:
+                if os.stat(f"/proc/{pid}").st_uid >= FIRST:
+                    found.append(pid)
+            except OSError:
+                continue
+    return found
+
+
+def holders_of(spaces: set[str]) -> list[str]:
+    """Processes that are in, or hold open, one of these namespaces."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            links = [*(entry / "ns").iterdir(), *(entry / "fd").iterdir()]
+        except OSError:
+            continue
+        for link in links:
+            try:
+                if os.readlink(link) in spaces:
+                    found.append(f"{entry.name}: {link}")
+            except OSError:
+                continue
+    return found

@@ -1,0 +1,54 @@
+"""Fixtures of the backend tests: a backend with a home of its own, and sandboxes that are gone when the test is over."""
+
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from backend_lab import NOTHING, Sandbox, census, host_rootfs, spec_for, until
+
+from atoll.backends.contract import Rootfs
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.container import ContainerBox
+
+Make = Callable[..., Awaitable[Sandbox]]
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Rootfs:
+    return host_rootfs(tmp_path_factory.mktemp("host-image") / "cache")
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made = LocalBackend(tmp_path / "home")
+    await made.start()
+    yield made
+    await made.sweep(set())
+    for box in list(made._boxes.values()):
+        await made.destroy(box.record)
+    await until(lambda: census(made) == NOTHING, "nothing is left of the test")
+    await made.close()
+
+
+@pytest.fixture
+async def make(backend: LocalBackend, rootfs: Rootfs) -> AsyncIterator[Make]:
+    """Makes sandboxes of the host image."""
+    made: list[Sandbox] = []
+
+    async def one(**fields: Any) -> Sandbox:
+        box = await backend.create(spec_for(rootfs, **fields))
+        assert isinstance(box, ContainerBox)
+        made.append(Sandbox(backend, box))
+        return made[-1]
+
+    yield one
+    for sandbox in made:
+        await sandbox.destroy()
