@@ -1,0 +1,178 @@
+"""Around every RPC: who is calling, how often, what may go wrong. The services behind see a principal and a message.
+
+A service is an object with one method for each RPC of its descriptor, `async def Name(self, who, request)`; streaming
+answers are async generators, streaming requests are async iterators of messages. Messages are parsed here, after the
+caller is known, so that bytes from strangers are never parsed and a broken message is InvalidArgument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from ...core.access import Principal
+from ...core.credentials import Doorkeeper, KeyHolder, bearer_of, require
+from ...core.ratelimit import Class
+from ...errors import AtollError, Internal, InvalidArgument, Unauthenticated
+from .doors import Doors
+from .status import message_of, status_of, trailers_of
+
+RECHECK_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+Kind = Class | None  # None: not counted
+Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
+
+
+class Calls:
+    """Makes gRPC handlers out of services."""
+
+    def __init__(self, doors: Doors, keeper: Doorkeeper, observe: Observer | None = None) -> None:
+        self._doors = doors
+        self._keeper = keeper
+        self._observe = observe
+
+    def handlers(
+        self, service: ServiceDescriptor, implementation: object, kinds: Mapping[str, Kind], scopes: Mapping[str, str]
+    ) -> grpc.GenericRpcHandler:
+        """All RPCs of a service. `kinds` says which are counted as writes (others are reads), `scopes` which need more
+        than `use`."""
+        table = {
+            method.name: self._handler(
+                method,
+                getattr(implementation, method.name),
+                kinds.get(method.name, "read"),
+                scopes.get(method.name, "use"),
+            )
+            for method in service.methods
+        }
+        return grpc.method_handlers_generic_handler(service.full_name, table)
+
+    def _handler(self, method: MethodDescriptor, function: Any, kind: Kind, scope: str) -> grpc.RpcMethodHandler:
+        parse = _parser(GetMessageClass(method.input_type))
+        streaming = (method.client_streaming, method.server_streaming)
+
+        async def unary(request: Any, context: grpc.aio.ServicerContext) -> bytes:
+            async with self._guarded(context, method.full_name, kind, scope) as who:
+                answer: Message = await function(who, parse(request))
+                return _pack(answer)
+            raise AssertionError("unreachable")
+
+        # Writing by hand rather than yielding keeps a slow reader's wait inside this coroutine, where it can be ended.
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+            async with self._guarded(context, method.full_name, kind, scope) as who:
+                asked = _each(request, parse) if streaming[0] else parse(request)
+                async with contextlib.aclosing(function(who, asked)) as answers:
+                    async for answer in answers:
+                        await context.write(_pack(answer))
+
+        if streaming == (False, False):
+            return grpc.unary_unary_rpc_method_handler(unary)
+        if streaming == (False, True):
+            return grpc.unary_stream_rpc_method_handler(stream)
+        if streaming == (True, True):
+            return grpc.stream_stream_rpc_method_handler(stream)
+        raise TypeError(f"{method.full_name}: client streaming without server streaming is not used here")
+
+    @contextlib.asynccontextmanager
+    async def _guarded(
+        self, context: grpc.aio.ServicerContext, method: str, kind: Kind, scope: str
+    ) -> AsyncIterator[Principal]:
+        peer = self._doors.who(context.peer())
+        who: Principal | None = None
+        outcome = "ok"
+        try:
+            if peer is None:
+                raise Unauthenticated("this connection is not known")
+            who = self._keeper.identify(peer, bearer_of(_authorization(context)))
+            if kind is not None:
+                self._keeper.admit(who, kind)
+            require(who, scope)
+            async with self._watched(who):
+                yield who
+        except AtollError as error:
+            outcome = error.code
+            await context.abort(status_of(error), message_of(error), trailers_of(error))
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except Exception:
+            outcome, mark = "internal", secrets.token_hex(4)
+            _log.exception("%s failed (%s)", method, mark)
+            bug = Internal(f"internal error {mark}", hint="the daemon's log has the details")
+            await context.abort(status_of(bug), message_of(bug), trailers_of(bug))
+        finally:
+            if self._observe is not None:
+                self._observe(who, method, peer.address if peer else "", outcome)
+
+    @contextlib.asynccontextmanager
+    async def _watched(self, who: Principal) -> AsyncIterator[None]:
+        """End a call whose credential is revoked or expires while it is open."""
+        if not isinstance(who, KeyHolder):
+            yield
+            return
+        task = asyncio.current_task()
+        refusal: list[AtollError] = []
+
+        async def watch() -> None:
+            while not refusal:
+                await asyncio.sleep(RECHECK_SECONDS)
+                try:
+                    self._keeper.recheck(who)
+                except AtollError as error:
+                    refusal.append(error)
+                    if task is not None:
+                        task.cancel()
+
+        watcher = asyncio.ensure_future(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if refusal and task is not None:
+                task.uncancel()
+                raise refusal[0] from None
+            raise
+        finally:
+            watcher.cancel()
+
+
+def _authorization(context: grpc.aio.ServicerContext) -> str | None:
+    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+    if len(found) > 1:
+        raise Unauthenticated("more than one authorization was sent")
+    if not found:
+        return None
+    return found[0] if isinstance(found[0], str) else found[0].decode("utf-8", "replace")
+
+
+def _parser(cls: type[Message]) -> Callable[[bytes], Message]:
+    def parse(data: bytes) -> Message:
+        try:
+            return cls.FromString(data)
+        except (DecodeError, UnicodeDecodeError, ValueError) as bad:
+            raise InvalidArgument(f"not a valid {cls.DESCRIPTOR.full_name}: text must be UTF-8") from bad
+
+    return parse
+
+
+async def _each(requests: AsyncIterator[bytes], parse: Callable[[bytes], Message]) -> AsyncIterator[Message]:
+    async for data in requests:
+        yield parse(data)
+
+
+def _pack(answer: Message) -> bytes:
+    try:
+        return answer.SerializeToString()
+    except (EncodeError, ValueError) as bad:
+        raise Internal("the answer could not be encoded") from bad
