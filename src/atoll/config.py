@@ -19,7 +19,7 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     cpus: Annotated[float, Meta(gt=0, le=1024)] = 1.0
     memory_mb: Annotated[int, Meta(ge=8)] = 512
     pids: Annotated[int, Meta(ge=8)] = 512
-    files: Annotated[int, Meta(ge=32)] = 1024
+    files: Annotated[int, Meta(ge=32)] = 4096
     disk_mb: Annotated[int, Meta(ge=8)] = 4096
 
 

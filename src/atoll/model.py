@@ -6,7 +6,7 @@ InvalidArgument. Answers leave out nothing, so that clients can rely on each fie
 
 import base64
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -161,7 +161,7 @@ class Spec(Request, kw_only=True):
     stdin: str | None = None
     stdin_b64: str | None = None
     stdin_stream: bool = False
-    timeout_ms: TimeoutMs = 30_000
+    timeout_ms: TimeoutMs | None = None
     background: bool = False
     output_limit: Annotated[int, Meta(ge=0, le=MAX_OUTPUT)] | None = None
     id: str | None = None
@@ -182,6 +182,13 @@ class Spec(Request, kw_only=True):
         if self.stdin_b64 is not None:
             return unbase64("stdin_b64", self.stdin_b64)
         return None
+
+    @property
+    def limit_ms(self) -> int:
+        """Its time limit; 0 is none. Unsaid, it is 30 s, and none for what runs in the background."""
+        if self.timeout_ms is not None:
+            return self.timeout_ms
+        return 0 if self.background else 30_000
 
     @property
     def kept(self) -> int:
@@ -249,6 +256,24 @@ class ExecResult(Answer, kw_only=True):
     cpu_ms: int
     max_rss_kb: int
     blocked: list[dict[str, Any]] = []
+
+
+class Started(Answer, kw_only=True):
+    """The first word of a stream. `stdout_start`, `stderr_start`: the offsets it begins at."""
+
+    command_id: str
+    sandbox_id: str
+    pid: int | None
+    stdout_start: int = 0
+    stderr_start: int = 0
+
+
+class Chunk(NamedTuple):
+    """A piece of output: channel 1 is stdout, 2 stderr."""
+
+    channel: int
+    data: bytes
+    offset: int
 
 
 class CommandInfo(Answer, kw_only=True):

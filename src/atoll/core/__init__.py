@@ -1,0 +1,51 @@
+"""The verbs of atoll. Adapters translate to and from these and hold no logic of their own."""
+
+from pathlib import Path
+
+from atoll.backends.contract import Backend
+from atoll.config import Config
+from atoll.core.commands import Commands
+from atoll.core.files import Files
+from atoll.core.history import History
+from atoll.core.images import Images
+from atoll.core.network import Loopback, Network
+from atoll.core.ports import Ports
+from atoll.core.reaper import Reaper
+from atoll.core.recovery import reconcile
+from atoll.core.sandboxes import Sandboxes
+from atoll.core.store import Store
+
+
+class Core:
+    """Everything a daemon can do, on one backend and one state directory."""
+
+    def __init__(
+        self, home: Path, backend: Backend, images: Images, config: Config, network: Network | None = None
+    ) -> None:
+        self.home = home
+        self.config = config
+        self.backend = backend
+        self.images = images
+        self.network: Network = network or Loopback()
+        self.store = Store(home / "atoll.db")
+        self.history = History(self.store, home / "transcripts")
+        self.sandboxes = Sandboxes(self.store, backend, images, self.network, self.history, config, home)
+        self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs")
+        self.files = Files(self.sandboxes)
+        self.ports = Ports(self.sandboxes)
+        self.reaper = Reaper(self.sandboxes)
+
+    async def start(self) -> None:
+        """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""
+        await self.backend.start()
+        await reconcile(self.sandboxes, self.commands)
+        await self.reaper.reap()
+        self.reaper.start()
+
+    async def close(self) -> None:
+        """Leave. Sandboxes and everything in them go on."""
+        await self.reaper.close()
+        await self.sandboxes.close()
+        await self.backend.close()
+        self.history.close()
+        self.store.close()

@@ -141,14 +141,15 @@ class Store:
 
     def end_sandbox(self, sandbox: str, kind: str, detail: str, by: str) -> None:
         """The last word. Environment values go: they may be secrets and nobody needs them any more."""
-        row = self._row("SELECT spec FROM sandbox WHERE id = ?", sandbox)
+        row = self._row("SELECT spec, record FROM sandbox WHERE id = ?", sandbox)
         if row is None:
             return
+        record = {key: row["record"][key] for key in ("limits", "policy") if key in row["record"]}
         spec = {**row["spec"], "env": dict.fromkeys(row["spec"].get("env") or {}, "")}
         now = time.time()
         with self.transaction():
             self.update_sandbox(
-                sandbox, state="ended", spec=spec, record={}, ended_at=now, end_kind=kind, end_detail=detail, end_by=by
+                sandbox, state="ended", spec=spec, record=record, ended_at=now, end_kind=kind, end_detail=detail, end_by=by
             )
             self._db.execute("DELETE FROM alias WHERE sandbox_id = ?", (sandbox,))
             self._db.execute("DELETE FROM journal WHERE id = ?", (sandbox,))

@@ -13,7 +13,6 @@ from atoll.guest.client import GuestClient
 from atoll.guest.connection import PROCESS_WINDOW, Bytes, Stream
 from atoll.guest.refusals import ConnectionLost
 
-
 CHANNELS = (wire.STDOUT, wire.STDERR)
 MAX_RECORDS = 4096  # finished processes the agent remembers
 
@@ -153,8 +152,12 @@ class Process:
             self._left = True
             self._stream.cancel()
 
-    async def kill(self) -> None:
-        await self._client.request("kill", id=self.id)
+    async def settle(self) -> Exit | None:
+        """After `leave`: wait until the agent has killed it; None if it does not say how it ended."""
+        try:
+            return Exit.from_wire(await self._stream.finish())
+        except (errors.AtollError, ConnectionLost):
+            return None
 
     async def _wait_started(self) -> None:
         try:

@@ -1,0 +1,101 @@
+"""A sandbox that is alive: its box, the client of its agent, and what goes on in it right now."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from atoll import errors
+from atoll.backends.contract import Box
+from atoll.core.store import Row
+from atoll.guest import GuestClient
+from atoll.model import CreateSandbox, convert
+
+if TYPE_CHECKING:
+    from atoll.core.running import Running
+
+TOUCH_EVERY = 5.0  # how stale `last_active` in the store may be
+
+
+class Live:
+    """One living sandbox. Changes of its state hold `changing`; reading and running do not."""
+
+    def __init__(self, row: Row, box: Box) -> None:
+        self.id: str = row["id"]
+        self.owner: str = row["owner"]
+        self.name: str | None = row["name"]
+        self.spec = convert(CreateSandbox, row["spec"])
+        self.state: str = row["state"]
+        self.created_at: float = row["created_at"]
+        self.expires_at: float | None = row["expires_at"]
+        self.idle_timeout: float | None = row["idle_timeout"]
+        self.last_active: float = row["last_active"]
+        self.stored_active = self.last_active
+        self.box = box
+        self.client = connect(box)
+        self.changing = asyncio.Lock()
+        self.commands: dict[str, Running] = {}
+        self.operations = 0  # file transfers, forwards and requests under way
+        self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
+        self.watcher: asyncio.Task[None] | None = None
+        self.oom_kills = 0
+        self.network: Any = None
+
+    @property
+    def busy(self) -> bool:
+        return self.operations > 0 or any(not command.ended for command in self.commands.values())
+
+    @property
+    def background_runs(self) -> int:
+        return sum(1 for command in self.commands.values() if command.background and not command.ended)
+
+    def touch(self) -> None:
+        self.last_active = time.time()
+
+    @contextmanager
+    def use(self) -> Iterator[GuestClient]:
+        """The agent's client for one operation; while it is in use the sandbox is not idle."""
+        if self.state != "running":
+            raise self.not_running()
+        self.operations += 1
+        try:
+            yield self.client
+        finally:
+            self.operations -= 1
+            self.touch()
+
+    def not_running(self) -> errors.AtollError:
+        if self.state == "paused":
+            return errors.FailedPrecondition("the sandbox is paused", hint="resume it first")
+        if self.state == "stopped":
+            return errors.FailedPrecondition("the sandbox is stopped", hint="start it first")
+        if self.state in ("ending", "ended"):
+            return gone(self.id, *(self.ending or ("lost", "", "")))
+        return errors.FailedPrecondition(f"the sandbox is {self.state}")
+
+
+def connect(box: Box) -> GuestClient:
+    record = box.record
+    return GuestClient(
+        box.connect,
+        host_secret=record["host_secret"],
+        agent_secret=record["agent_secret"],
+        agent_first=bool(record.get("agent_first", False)),
+    )
+
+
+def gone(sandbox: str, kind: str, detail: str, by: str) -> errors.SandboxGone:
+    """The one sentence about how a sandbox ended."""
+    words = {
+        "destroyed": "was destroyed",
+        "idle": "was ended because nobody used it",
+        "expired": "reached the end of its lifetime",
+        "oom": "ran out of memory",
+        "crashed": "crashed",
+        "stopped": "was stopped",
+        "lost": "was lost",
+        "failed": "could not be started",
+    }
+    text = f"the sandbox {words.get(kind, 'has ended')}" + (f" ({detail})" if detail else "")
+    return errors.SandboxGone(text, details={"sandbox_id": sandbox, "reason": kind, "detail": detail, "by": by})

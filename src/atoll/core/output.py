@@ -1,0 +1,140 @@
+"""The output of one command as the daemon keeps it: the first bytes up to a limit, and the newest ones for followers.
+
+The first part decides results and `poll`: kept in memory for a foreground command, in a file for a background one, so
+that a restarted daemon still has it. The newest part lets somebody who reads along go on past the limit. Who reads too
+slowly skips what was lost in between and is told how much; the command never waits for a follower.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+TAIL = 512 * 1024
+PIECE = 256 * 1024
+
+
+class Kept:
+    """One stream. `total` counts every byte; `first` are the kept ones; the tail ends at `total`."""
+
+    def __init__(self, limit: int, path: Path | None = None) -> None:
+        self.limit = limit
+        self.total = 0
+        self.missed = 0  # bytes lost before they came here
+        self._path = path
+        self._fd = -1
+        self._memory = bytearray()
+        self._size = 0
+        self._tail = bytearray()
+        self._tail_start = 0
+        if path is not None:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._size = self.total = self._tail_start = os.fstat(self._fd).st_size
+
+    @property
+    def size(self) -> int:
+        """Bytes kept from the beginning."""
+        return self._size
+
+    @property
+    def truncated(self) -> bool:
+        return self.total > self._size or self.missed > 0
+
+    def add(self, data: bytes) -> None:
+        room = self.limit - self._size
+        if room > 0 and self.total == self._size:
+            part = data[:room]
+            if self._fd >= 0:
+                os.pwrite(self._fd, part, self._size)
+            else:
+                self._memory += part
+            self._size += len(part)
+        self.total += len(data)
+        if self._fd >= 0:
+            self._tail += data
+            if len(self._tail) > 2 * TAIL:
+                del self._tail[: len(self._tail) - TAIL]
+            self._tail_start = self.total - len(self._tail)
+
+    def skip(self, count: int) -> None:
+        """`count` bytes were lost: what follows cannot be joined to what was kept."""
+        self.missed += count
+        self.total += count
+        self._tail.clear()
+        self._tail_start = self.total
+
+    def first(self, start: int = 0, most: int | None = None) -> bytes:
+        end = self._size if most is None else min(self._size, start + most)
+        if start >= end:
+            return b""
+        if self._fd >= 0:
+            return os.pread(self._fd, end - start, start)
+        if self._path is None:
+            return bytes(self._memory[start:end])
+        try:
+            with open(self._path, "rb") as file:
+                return os.pread(file.fileno(), end - start, start)
+        except FileNotFoundError:
+            return b""
+
+    def read(self, offset: int) -> tuple[int, bytes]:
+        """What there is from `offset` on: the real offset (later when bytes are gone) and one piece."""
+        if offset < self._size:
+            return offset, self.first(offset, PIECE)
+        start = max(offset, self._tail_start)
+        if self._fd < 0 or start >= self.total:
+            return max(offset, self.total if self._fd < 0 else start), b""
+        at = start - self._tail_start
+        return start, bytes(self._tail[at : at + PIECE])
+
+    def close(self, *, remove: bool = False) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        if remove and self._path is not None:
+            self._path.unlink(missing_ok=True)
+        self._tail = bytearray()
+        self._tail_start = self.total
+
+
+class Output:
+    """Both streams of one command, and a bell for those who follow them."""
+
+    def __init__(self, limit: int, directory: Path | None = None, command: str = "") -> None:
+        if directory is not None:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.kept = {
+            channel: Kept(limit, None if directory is None else directory / f"{command}.{channel}")
+            for channel in (1, 2)
+        }
+        self.finished = False
+        self._bell = asyncio.Event()
+
+    def add(self, channel: int, data: bytes) -> None:
+        self.kept[channel].add(data)
+        self.ring()
+
+    def finish(self) -> None:
+        self.finished = True
+        self.ring()
+
+    def ring(self) -> None:
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    async def follow(self, offsets: dict[int, int]) -> AsyncIterator[tuple[int, int, bytes]]:
+        """(channel, offset, bytes) from the given offsets until the command has ended; -1 means from now on."""
+        at = {c: (self.kept[c].total if offsets.get(c, 0) < 0 else offsets.get(c, 0)) for c in self.kept}
+        while True:
+            bell, finished, quiet = self._bell, self.finished, True
+            for channel, kept in self.kept.items():
+                start, data = kept.read(at[channel])
+                at[channel] = start + len(data)
+                if data:
+                    quiet = False
+                    yield channel, start, data
+            if not quiet:
+                continue
+            if finished:
+                return
+            await bell.wait()
