@@ -1,0 +1,2 @@
+// The module name of the K8E contract.
+export * from "./src/index.js";

@@ -1,0 +1,218 @@
+// The client of the K8E contract: SandboxClient and sandboxRun.
+import { Channel, type ConnectOptions } from "./channel.js";
+import { NotFound } from "./errors.js";
+
+export interface ExecResult {
+  stdout: string;
+  stderr: string;
+  exitCode: number;
+  /** The exact bytes; `stdout` and `stderr` show invalid UTF-8 with replacement characters. */
+  stdoutBytes: Uint8Array;
+  stderrBytes: Uint8Array;
+  /** completed, timed_out, failed or cancelled. */
+  status: string;
+  truncated: boolean;
+  durationMs: number;
+}
+
+export interface FileEntry {
+  path: string;
+  modified: number;
+  type: string;
+  size: number;
+}
+
+export interface SessionOptions {
+  runtimeClass?: string;
+  allowedHosts?: string[];
+  tenantId?: string;
+  sessionId?: string;
+  env?: Record<string, string>;
+  image?: string;
+  cpus?: number;
+  memoryMb?: number;
+}
+
+interface WireExec {
+  stdout: string;
+  stderr: string;
+  exit_code: number;
+  status: string;
+  truncated: boolean;
+  duration_ms: number;
+  stdout_bytes: Uint8Array;
+  stderr_bytes: Uint8Array;
+}
+
+export interface OutputEvent {
+  stream: "stdout" | "stderr";
+  data: Uint8Array;
+}
+
+export interface StreamEnd {
+  exitCode: number;
+  status: string;
+}
+
+interface WireChunk {
+  chunk: string;
+  data: Uint8Array;
+  stream: string;
+  done: boolean;
+  exit_code: number;
+  status: string;
+}
+
+const SLACK_MS = 15_000;
+
+function result(r: WireExec): ExecResult {
+  return {
+    stdout: r.stdout,
+    stderr: r.stderr,
+    exitCode: r.exit_code,
+    stdoutBytes: r.stdout_bytes,
+    stderrBytes: r.stderr_bytes,
+    status: r.status,
+    truncated: r.truncated,
+    durationMs: r.duration_ms,
+  };
+}
+
+export class SandboxClient {
+  private readonly channel: Channel;
+  private session: Promise<string> | undefined;
+
+  constructor(
+    endpoint?: string | ConnectOptions,
+    private readonly tenantId = "",
+  ) {
+    const options = typeof endpoint === "string" ? { endpoint } : (endpoint ?? {});
+    this.channel = new Channel(options, tenantId);
+  }
+
+  /** Run code in this client's own session, which is created at the first call. */
+  async run(code: string, language = "bash", timeout = 30): Promise<ExecResult> {
+    const session = await this.defaultSession();
+    try {
+      return await this.code(session, code, language, timeout);
+    } catch (error) {
+      if (!(error instanceof NotFound)) throw error;
+      this.session = undefined; // provably gone: nothing ran
+      return this.code(await this.defaultSession(), code, language, timeout);
+    }
+  }
+
+  /** Run code of a language in a given session. */
+  async code(sessionId: string, code: string, language: string, timeout = 30): Promise<ExecResult> {
+    const request = { session_id: sessionId, code, language, timeout };
+    return result(await this.channel.call<WireExec>("Exec", request, timeout * 1000 + SLACK_MS));
+  }
+
+  async exec(sessionId: string, command: string, timeout = 30): Promise<ExecResult> {
+    const request = { session_id: sessionId, command, timeout };
+    return result(await this.channel.call<WireExec>("Exec", request, timeout * 1000 + SLACK_MS));
+  }
+
+  /** The command's output as text, while it runs. Leaving the loop ends the command. */
+  async *execStream(sessionId: string, command: string, timeout = 300): AsyncIterable<string> {
+    const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
+    for await (const event of this.execEvents(sessionId, command, timeout)) {
+      if ("data" in event) {
+        const text = decoders[event.stream].decode(event.data, { stream: true });
+        if (text) yield text;
+      }
+    }
+    const rest = decoders.stdout.decode() + decoders.stderr.decode();
+    if (rest) yield rest;
+  }
+
+  /** Like execStream, with both streams apart, exact bytes, and the exit code as the last event. */
+  async *execEvents(sessionId: string, command: string, timeout = 300): AsyncIterable<OutputEvent | StreamEnd> {
+    const request = { session_id: sessionId, command, timeout };
+    for await (const m of this.channel.stream<WireChunk>("ExecStream", request)) {
+      if (m.done) yield { exitCode: m.exit_code, status: m.status };
+      else if (m.data.length) yield { stream: m.stream === "stderr" ? "stderr" : "stdout", data: m.data };
+    }
+  }
+
+  async createSession(options: SessionOptions = {}): Promise<string> {
+    const made = await this.channel.call<{ session_id: string }>("CreateSession", {
+      session_id: options.sessionId ?? "",
+      tenant_id: options.tenantId ?? this.tenantId,
+      allowed_hosts: options.allowedHosts ?? [],
+      runtime_class: options.runtimeClass ?? "",
+      env: options.env ?? {},
+      image: options.image ?? "",
+      cpus: options.cpus ?? 0,
+      memory_mb: options.memoryMb ?? 0,
+    });
+    return made.session_id;
+  }
+
+  async destroySession(sessionId: string): Promise<void> {
+    await this.channel.call("DestroySession", { session_id: sessionId });
+  }
+
+  async writeFile(sessionId: string, path: string, content: string | Uint8Array): Promise<void> {
+    const body = typeof content === "string" ? { content } : { content_bytes: content };
+    await this.channel.call("WriteFile", { session_id: sessionId, path, ...body });
+  }
+
+  async readFile(sessionId: string, path: string): Promise<string> {
+    return (await this.channel.call<{ content: string }>("ReadFile", { session_id: sessionId, path })).content;
+  }
+
+  async readBytes(sessionId: string, path: string): Promise<Uint8Array> {
+    const request = { session_id: sessionId, path };
+    return (await this.channel.call<{ content_bytes: Uint8Array }>("ReadFile", request)).content_bytes;
+  }
+
+  async listFiles(sessionId: string, since = 0): Promise<FileEntry[]> {
+    return (await this.channel.call<{ files: FileEntry[] }>("ListFiles", { session_id: sessionId, since })).files;
+  }
+
+  async pipInstall(sessionId: string, packages: string[]): Promise<ExecResult> {
+    const request = { session_id: sessionId, packages };
+    const r = await this.channel.call<{ output: string; exit_code: number }>("PipInstall", request);
+    const bytes = new TextEncoder().encode(r.output);
+    return {
+      stdout: r.output,
+      stderr: "",
+      exitCode: r.exit_code,
+      stdoutBytes: bytes,
+      stderrBytes: new Uint8Array(),
+      status: "completed",
+      truncated: false,
+      durationMs: 0,
+    };
+  }
+
+  /** Ends the default session, unless a tenant keeps it, and the connection. */
+  async close(): Promise<void> {
+    const session = this.session;
+    this.session = undefined;
+    try {
+      if (session && !this.tenantId) await this.destroySession(await session);
+    } finally {
+      this.channel.close();
+    }
+  }
+
+  private defaultSession(): Promise<string> {
+    this.session ??= this.createSession().catch((error: unknown) => {
+      this.session = undefined;
+      throw error;
+    });
+    return this.session;
+  }
+}
+
+/** One snippet in a session of its own, which is gone afterwards. */
+export async function sandboxRun(code: string, language = "bash", endpoint?: string | ConnectOptions): Promise<ExecResult> {
+  const client = new SandboxClient(endpoint);
+  try {
+    return await client.run(code, language);
+  } finally {
+    await client.close();
+  }
+}
