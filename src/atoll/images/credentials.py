@@ -113,7 +113,7 @@ def _from_entry(entry: dict[str, Any]) -> Login | None:
     username, password = str(entry.get("username") or ""), str(entry.get("password") or "")
     if isinstance(entry.get("auth"), str) and entry["auth"]:
         try:
-            decoded = base64.b64decode(entry["auth"]).decode()
+            decoded = base64.b64decode(entry["auth"], validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
             raise ImageError("a login in the Docker configuration is not readable", hint="log in again") from error
         username, _, password = decoded.partition(":")

@@ -48,13 +48,17 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
     settings = apt_settings()
     program = _Program(names, sources, settings, variant, progress)
     inside = {key: value for key, value in settings.items() if key in _SETTINGS_KEPT_INSIDE}
+
+    def finish(tree: Path) -> None:
+        program.check()  # before the layer is stored: an empty stream is also a valid archive
+        _amend(tree, inside)
+
     with program as output:
         try:
-            layer = layers.add(output, None, lambda _count: None, lambda tree: _amend(tree, inside))
+            layer = layers.add(output, None, lambda _count: None, finish)
         except ImageError as error:
             program.check()  # a build that failed explains itself better than its cut-off output does
             raise error
-        program.check()
     return ImageRecord(
         digest=layer.digest,
         source="debian",

@@ -1,0 +1,86 @@
+"""Images built from Debian packages: one real, small build, and how its sources are found."""
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.errors import AtollError
+from atoll.images import Image, ImageStore, Progress, debian
+from atoll.images.catalog import default_debian_sources
+
+pytestmark = pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="mmdebstrap is not installed")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Image, list[Progress], ImageStore]]:
+    """The smallest set that can install more: essential packages and apt."""
+    store = ImageStore(tmp_path_factory.mktemp("debian") / "store")
+    steps: list[Progress] = []
+    yield store.build_debian("smallest", [], steps.append, variant="apt"), steps, store
+    shutil.rmtree(store.root)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="running the image by chroot needs root")
+def test_built_image_runs(built: tuple[Image, list[Progress], ImageStore]) -> None:
+    image, _, _ = built
+    script = ". /etc/os-release; echo $ID; dpkg-query -W apt | cut -f1; cat /etc/resolv.conf /etc/hostname"
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "chroot", str(image.lowers[0]), "/bin/sh", "-c", script],
+        capture_output=True, text=True, timeout=120, check=False, env={"PATH": image.env["PATH"]},
+    )  # fmt: skip
+    distribution = next(line[3:] for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("ID="))
+    assert done.stdout.split() == [distribution, "apt", "sandbox"], done.stderr
+
+
+def test_built_image_follows_the_rules_of_layers(built: tuple[Image, list[Progress], ImageStore]) -> None:
+    """One layer, no devices, no set-id bits, an empty /dev, nothing of this machine's own settings."""
+    image, steps, store = built
+    assert image.source == "debian" and len(image.lowers) == 1 and image.size > 10_000_000
+    top = image.lowers[0]
+    for directory, names, files in os.walk(top):
+        for name in (*names, *files):
+            mode = os.lstat(os.path.join(directory, name)).st_mode
+            assert stat.S_IFMT(mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+            assert stat.S_ISLNK(mode) or not mode & 0o6000
+    assert os.listdir(top / "dev") == [] and not (top / "etc/apt/apt.conf.d/99mmdebstrap").exists()
+    assert store.resolve("smallest") == image and [item.name for item in store.list()] == ["smallest"]
+    assert {step.stage for step in steps} == {"build", "done"} and os.listdir(store.root / "tmp") == []
+
+
+def test_a_failed_build_tells_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources that are not there: the error has mmdebstrap's own words, and no image appears."""
+    source = f"deb [trusted=yes] file://{tmp_path}/no-such-mirror stable main"
+    monkeypatch.setattr(debian, "machine_sources", lambda: (source,))
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(AtollError) as caught:
+        store.build_debian("broken", [])
+    assert "mmdebstrap" in caught.value.message and caught.value.details["log"]
+    assert store.list() == () and os.listdir(store.root / "tmp") == [] and os.listdir(store.root / "layers") == []
+
+
+def test_sources_are_the_distributions_own(tmp_path: Path) -> None:
+    """Both formats are read; disabled, source-only, and vendors' entries are passed over."""
+    lists = tmp_path / "apt/sources.list.d"
+    lists.mkdir(parents=True)
+    (tmp_path / "os-release").write_text('ID=debian\nVERSION_CODENAME="trixie"\n')
+    (tmp_path / "apt/sources.list").write_text(
+        "# deb http://old/debian trixie main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://mirror/debian trixie main contrib # note\n"
+        "deb-src http://mirror/debian trixie main\ndeb http://vendor/apt vendor-trixie main\n"
+    )
+    (lists / "security.sources").write_text(
+        "Types: deb deb-src\n# comment\nURIs: http://mirror/security\nSuites: trixie-security\n  trixie-updates\n"
+        "Components: main\nSigned-By: /s.gpg\n\nEnabled: no\nTypes: deb\nURIs: http://off\nSuites: trixie\nComponents: main\n"
+    )
+    (lists / "vendor.list").write_text("deb https://vendor.example.com/node nodistro main\n")
+    assert debian.machine_sources(tmp_path) == (
+        "deb [signed-by=/k.gpg] http://mirror/debian trixie main contrib",
+        "deb [signed-by=/s.gpg] http://mirror/security trixie-security main",
+        "deb [signed-by=/s.gpg] http://mirror/security trixie-updates main",
+    )
+    assert debian.machine_sources(tmp_path / "missing") == default_debian_sources()

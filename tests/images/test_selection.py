@@ -1,0 +1,99 @@
+"""From a command to an image that is here: the order of local copy, host, pull and Debian set."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from image_lab import Member, RegistryServer, build_image, make_tar
+
+from atoll.errors import AtollError, ImageNotAllowed, NotFound
+from atoll.images import Allowlist, Catalog, HostImage, ImageStore, Progress, detect, obtain
+from atoll.images.catalog import CatalogImage
+
+LAYER = make_tar(Member("marker", b"pulled"))
+
+
+@pytest.fixture
+def catalog(registry: RegistryServer) -> Catalog:
+    """A small catalog whose images really exist in the registry: one program this machine has, one it has not."""
+    for name in ("shell", "absent"):
+        registry.push(f"catalog/{name}", "1", build_image(LAYER))
+    entries = (
+        CatalogImage("shell", f"{registry.address}/catalog/shell:1", ("bash",), commands=("sh",)),
+        CatalogImage("absent", f"{registry.address}/catalog/absent:1", commands=("no-such-program",)),
+        CatalogImage("nowhere", f"{registry.address}/catalog/nowhere:1", commands=("not-there-either",)),
+    )
+    return Catalog(entries, (), "shell")
+
+
+def test_host_is_used_when_the_program_is_there(store: ImageStore, catalog: Catalog) -> None:
+    choice = obtain(detect(["sh", "-c", "true"], None, catalog), store, catalog)
+    assert isinstance(choice.image, HostImage) and "this machine has" in choice.why
+    assert store.list() == ()
+
+
+def test_a_local_copy_comes_before_host(store: ImageStore, catalog: Catalog) -> None:
+    entry = catalog.get("shell")
+    assert entry is not None
+    pulled = store.pull(entry.oci)
+    choice = obtain(detect(["sh"], None, catalog), store, catalog)
+    assert choice.image == pulled
+
+
+def test_pulled_when_the_program_is_not_there(store: ImageStore, catalog: Catalog) -> None:
+    seen: list[Progress] = []
+    choice = obtain(detect(["no-such-program"], None, catalog), store, catalog, progress=seen.append)
+    assert choice.image.source == "oci" and "pulled" in choice.why and seen[-1].stage == "done"
+    with pytest.raises(NotFound):
+        obtain(detect(["not-there-either"], None, catalog), store, catalog)
+
+
+def test_nothing_is_fetched_where_that_is_off(store: ImageStore, catalog: Catalog) -> None:
+    with pytest.raises(NotFound, match="not on this machine"):
+        obtain(detect(["no-such-program"], None, catalog), store, catalog, may_fetch=False)
+    named = detect([], None, catalog, explicit="absent")
+    with pytest.raises(NotFound):
+        obtain(named, store, catalog, may_fetch=False)
+    assert store.list() == ()
+
+
+def test_named_images_are_taken_at_their_word(store: ImageStore, catalog: Catalog, registry: RegistryServer) -> None:
+    """A named image is pulled even where the host has the program; one that is not there is an error."""
+    for name in ("shell", f"{registry.address}/catalog/shell:1"):
+        choice = obtain(detect(["sh"], None, catalog, explicit=name), store, catalog)
+        assert choice.image.source == "oci"
+    assert obtain(detect(["sh"], None, catalog, explicit="host"), store, catalog).image.source == "host"
+    with pytest.raises(NotFound):
+        obtain(detect(["sh"], None, catalog, explicit=f"{registry.address}/catalog/nowhere:2"), store, catalog)
+
+
+def test_allowlist_holds_on_every_way(store: ImageStore, catalog: Catalog, registry: RegistryServer) -> None:
+    """Named, detected, local and host images all need to be listed."""
+    shell = detect(["sh"], None, catalog)
+    with pytest.raises(ImageNotAllowed):
+        obtain(shell, store, catalog, allowlist=Allowlist.of([]))
+    with pytest.raises(ImageNotAllowed):
+        obtain(detect([], None, catalog, explicit="host"), store, catalog, allowlist=Allowlist.of(["shell"]))
+    assert obtain(shell, store, catalog, allowlist=Allowlist.of(["shell"])).image.source == "oci"
+    local_only = obtain(shell, store, catalog, allowlist=Allowlist.of(["host"]))
+    assert local_only.image.source == "host"
+    with pytest.raises(ImageNotAllowed) as caught:
+        obtain(detect(["no-such-program"], None, catalog), store, catalog, allowlist=Allowlist.of(["shell", "host"]))
+    assert caught.value.details["allowed"] == ["shell", "host"]
+
+
+def test_when_neither_pull_nor_build_works_both_reasons_are_told(
+    store: ImageStore, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = CatalogImage("lost", f"{registry.address}/catalog/lost:1", ("git",), commands=("lost-program",))
+    catalog = Catalog((entry,), (), "lost")
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(AtollError) as caught:
+        obtain(detect(["lost-program"], None, catalog), store, catalog)
+    assert "pulled" in caught.value.message and "mmdebstrap" in caught.value.message
+    assert "apt-get install mmdebstrap" in caught.value.hint
+    assert caught.value.code == "unsupported"
+
+
+def test_detection_does_not_need_a_project(store: ImageStore, catalog: Catalog, tmp_path: Path) -> None:
+    assert obtain(detect(["sh"], tmp_path / "missing", catalog), store, catalog).image.source == "host"
