@@ -1,8 +1,11 @@
 """What a sandbox is from inside and from outside."""
 
+import asyncio
 import json
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -200,7 +203,8 @@ async def test_no_descriptor_leaks(make) -> None:
     sandbox = await make()
     result = await sandbox.python("import os; print(sorted(map(int, os.listdir('/proc/self/fd'))))")
     assert result.stdout.strip() in ("[0, 1, 2, 3]", "[0, 1, 2]")  # the directory being listed is one of them
-    assert not (await sandbox.sh("ls /proc/1/fd/ || cat /proc/1/environ || cat /proc/1/maps")).ok
+    secrets = "/proc/1/fd/0 /proc/1/fd/3 /proc/1/exe /proc/1/root /proc/1/cwd"
+    assert (await sandbox.sh(f"readlink {secrets}; cat /proc/1/environ /proc/1/maps /proc/1/mem")).stdout == ""
     assert not (
         await sandbox.sh(
             "echo x > /.atoll/guest || echo x > /proc/1/exe || chmod 777 /.atoll/guest || rm /.atoll/guest"
@@ -246,17 +250,22 @@ async def test_an_id_is_used_once(backend: LocalBackend, make) -> None:
             await make(id=bad)
 
 
-async def test_mounts_act_as_their_owner(make, tmp_path: Path) -> None:
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A directory that any user can reach; pytest's own are closed."""
+    with tempfile.TemporaryDirectory(prefix="atoll-mounts-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+async def test_mounts_act_as_their_owner(make, open_path: Path) -> None:
     """Root inside is the owner of a writable mount, not host root; a read-only one stays so."""
-    shared, fixed = tmp_path / "shared", tmp_path / "fixed"
+    shared, fixed = open_path / "shared", open_path / "fixed"
     for path in (shared, fixed):
         path.mkdir()
         os.chown(path, 12345, 12345)
         path.chmod(0o755)
     (fixed / "file").write_text("kept")
-    for path in tmp_path.parents:
-        if path.stat().st_mode & 0o001 == 0:
-            path.chmod(path.stat().st_mode | 0o011)
     (shared / "roots").write_text("not yours")
     (shared / "roots").chmod(0o644)
     sandbox = await make(
@@ -346,8 +355,6 @@ async def test_a_disk_that_turned_hostile_does_not_start(
 
 
 async def _replace_by_link(backend: LocalBackend, box: str, name: str, target: str) -> None:
-    import asyncio
-
     script = 'set -e; mount -o loop "$1" /mnt; cd /mnt/upper-root; rm -rf "$2"; ln -s "$3" "$2"; cd /; umount /mnt'
     process = await asyncio.create_subprocess_exec(
         *("unshare", "-m", "sh", "-c", script, "sh", str(backend.paths.disk(box)), name, target)
