@@ -5,7 +5,7 @@ A connection is used once. When it breaks, every open stream ends with Connectio
 
 import asyncio
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from atoll import errors
 from atoll.guest import wire
@@ -213,9 +213,8 @@ class Connection(asyncio.BufferedProtocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WINDOW)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport.set_write_buffer_limits(high=WINDOW)
 
     def get_buffer(self, sizehint: int) -> bytearray:
         return SCRATCH

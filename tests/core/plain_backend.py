@@ -1,0 +1,155 @@
+"""A backend without isolation: the real guest agent as a plain process. For faults and for machines without rights only.
+
+It exists to make boxes fail in ways a real one will not on demand; what sandboxes promise is tested on the real backend.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from atoll import errors
+from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatus, Usage
+from atoll.core.images import Chosen
+
+AGENT = Path(__file__).parents[2] / "guest/target/release/atoll-guest"
+
+
+class PlainImages:
+    async def choose(self, name: str) -> Chosen:
+        if name != "host":
+            raise errors.NotFound(f"no image {name!r}")
+        return Chosen("host", Rootfs(("/",)), {"PATH": "/usr/local/bin:/usr/bin:/bin"})
+
+
+class PlainBox:
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.id: str = record["id"]
+        self.record = record
+        self.frozen = False
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_unix_connection(self.record["socket"])
+
+    async def wait(self) -> Ended:
+        while self._alive():
+            await asyncio.sleep(0.02)
+        return Ended("exit", "the agent is gone")
+
+    async def kill(self) -> None:
+        for pid in (self.record["pid"], *_descendants(self.record["pid"])):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        while self._alive():
+            await asyncio.sleep(0.005)
+
+    def _alive(self) -> bool:
+        try:
+            os.waitpid(self.record["pid"], os.WNOHANG)
+        except ChildProcessError:
+            pass
+        try:
+            stat = Path(f"/proc/{self.record['pid']}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return stat[0] != "Z" and stat[19] == self.record["started"]
+
+    async def freeze(self) -> None:
+        os.kill(self.record["pid"], signal.SIGSTOP)
+
+    async def thaw(self) -> None:
+        os.kill(self.record["pid"], signal.SIGCONT)
+
+    async def usage(self) -> Usage:
+        return Usage(None, None, None, None, None, None, None)
+
+    async def update_limits(self, limits: Limits) -> None:
+        return None
+
+    def enforced(self) -> dict[str, bool]:
+        return {}
+
+
+class PlainBackend:
+    """`fail_at` makes the next create fail there; `gate` holds creates back until it is set."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.fail_at = ""
+        self.gate: asyncio.Event | None = None
+        self.destroyed: list[str] = []
+        self.boxes: dict[str, PlainBox] = {}
+        directory.mkdir(exist_ok=True)
+
+    async def start(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        return None
+
+    async def create(self, spec: BoxSpec) -> PlainBox:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fail_at == "create":
+            raise errors.Unsupported("made to fail")
+        path = self.directory / f"{spec.id}.sock"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(str(path))
+        listener.listen(8)
+        secret = {"host_secret": secrets.token_hex(16), "agent_secret": secrets.token_hex(16)}
+        reading, writing = os.pipe()
+        actions = [(os.POSIX_SPAWN_DUP2, reading, 0), (os.POSIX_SPAWN_DUP2, listener.fileno(), 9)]
+        with open(self.directory / f"{spec.id}.log", "wb") as out:
+            actions += [(os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, out.fileno(), 2)]
+            pid = os.posix_spawn(AGENT, [str(AGENT), "agent"], {}, file_actions=actions, setsid=True)
+        boot = {"sandbox": spec.id, "listen_fd": 9, **secret, **spec.boot}
+        os.close(reading)
+        os.write(writing, json.dumps(boot).encode())
+        os.close(writing)
+        listener.close()
+        started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        if self.fail_at == "agent":
+            secret["agent_secret"] = "0" * 32
+        record = {"id": spec.id, "pid": pid, "started": started, "socket": str(path), **secret}
+        self.boxes[spec.id] = PlainBox(record)
+        return self.boxes[spec.id]
+
+    async def adopt(self, record: dict[str, Any], *, keep_disk: bool = False) -> PlainBox | None:
+        box = PlainBox(record)
+        return box if box._alive() else None
+
+    async def destroy(self, record: dict[str, Any], *, keep_disk: bool = False) -> None:
+        self.destroyed.append(record["id"])
+        box = PlainBox(record) if "pid" in record else self.boxes.pop(record["id"], None)
+        if box is not None:
+            await box.kill()
+        for path in self.directory.glob(f"{record['id']}.*"):
+            path.unlink()
+
+    async def sweep(self, known: set[str]) -> list[str]:
+        return []
+
+    async def runtimes(self) -> list[RuntimeStatus]:
+        return [RuntimeStatus("container", True)]
+
+    async def pick(self, runtime: str) -> str:
+        if runtime not in ("auto", "container"):
+            raise errors.Unsupported(f"no runtime {runtime!r} here")
+        return "container"
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return found
+    for child in map(int, children):
+        found += [child, *_descendants(child)]
+    return found
