@@ -1,0 +1,112 @@
+"""The command line. `main` finds the verb, reads its arguments, calls its function and turns what happens into an exit
+code; everything else is imported only when a verb needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..errors import AtollError
+from .grammar import UsageError, Verb, nearest, parse
+from .output import BROKEN_PIPE, FAILED, INTERRUPTED, USAGE, print_json, report, say, silence
+from .verbs import BY_NAME, GROUPS, SHARED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .grammar import Arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = words[:1] == ["sandbox"]
+    debug = "--debug" in words or bool(os.environ.get("ATOLL_DEBUG") or os.environ.get("K8E_SANDBOX_DEBUG"))
+    try:
+        return _dispatch(words)
+    except UsageError as bad:
+        return _report_usage(bad, as_json)
+    except AtollError as error:
+        return report(error, as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        silence()
+        return BROKEN_PIPE
+    except Exception as bug:
+        if debug:
+            raise
+        from ..errors import Internal
+
+        hint = "run it again with --debug, and please report what it prints"
+        return report(Internal(f"{type(bug).__name__}: {bug}", hint=hint), as_json)
+
+
+def _dispatch(words: list[str]) -> int:
+    verb, rest, moved = find(words)
+    if verb is None:
+        return _help(moved + rest)
+    arguments = parse(verb, moved + rest, SHARED)
+    if arguments.help:
+        from .help import describe
+
+        describe(verb)
+        return 0
+    return _call(verb, arguments)
+
+
+def _call(verb: Verb, arguments: Arguments) -> int:
+    module, _, function = verb.handler.partition(":")
+    name = f"{__name__}.{module}"
+    __import__(name)
+    code: int = getattr(sys.modules[name], function)(arguments)
+    return code
+
+
+def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
+    """The verb these words name, what follows it, and shared flags that stood before it. None: help is wanted."""
+    if not words or words[0] in ("-h", "--help"):
+        return None, [], []
+    if words[0] in ("-V", "--version"):
+        return BY_NAME["version"], words[1:], []
+    if words[0] not in GROUPS:
+        verb = BY_NAME.get(words[0])
+        if verb is None:
+            tops = [name.split()[0] for name in BY_NAME]
+            raise UsageError(f"unknown command {words[0]!r}", nearest(words[0], tops) or "see: atoll help")
+        return verb, words[1:], []
+    group, rest = words[0], words[1:]
+    moved: list[str] = []
+    takes_value = {f"--{flag.name}": bool(flag.value) for flag in SHARED}
+    while rest and rest[0].partition("=")[0] in takes_value and rest[0] != "--help":
+        count = 2 if takes_value[rest[0].partition("=")[0]] and "=" not in rest[0] else 1
+        moved, rest = moved + rest[:count], rest[count:]
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        return None, [group], []
+    verb = BY_NAME.get(f"{group} {rest[0]}")
+    if verb is None:
+        members = [name.split()[1] for name in BY_NAME if name.startswith(group + " ")]
+        raise UsageError(
+            f"unknown command {group} {rest[0]!r}", nearest(rest[0], members, group + " ") or f"see: atoll help {group}"
+        )
+    return verb, rest[1:], moved
+
+
+def _help(words: list[str]) -> int:
+    from .help import overview
+
+    overview(words[0] if words else None)
+    return 0
+
+
+def _report_usage(bad: UsageError, as_json: bool) -> int:
+    if as_json:
+        detail = bad.message + (f" ({bad.hint})" if bad.hint else "")
+        print_json({"ok": False, "error": "invalid_argument", "detail": detail, "retry": "no"})
+        return FAILED
+    say(f"atoll: {bad.message}")
+    if bad.hint:
+        say(f"  {bad.hint}")
+    return USAGE

@@ -1,0 +1,123 @@
+"""`atoll cp`: files and trees between here and a sandbox, `-` for standard input and output.
+
+What is copied out was made by untrusted code: see `client/archive.py` for what is written and what is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ..client import archive, calls
+from ..client.results import FileInfo
+from ..errors import FileNotFound, InvalidArgument, NotFound
+from .output import FAILED, OWN_FAILURE, say, write
+from .session import open_link, reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ..client.blocking import Link
+    from .grammar import Arguments
+
+PIECE = 262_144
+
+
+def copy(arguments: Arguments) -> int:
+    source, target = arguments.rest
+    here, there = _place(source), _place(target)
+    if (here is None) == (there is None):
+        raise InvalidArgument("one of the two must be in a sandbox (REF:/path), the other not")
+    link = open_link(arguments)
+    try:
+        if there is not None:
+            return _copy_in(link, source, *there)
+        assert here is not None
+        return _copy_out(link, *here, target)
+    except OSError as failure:
+        say(f"atoll: {failure.filename or source}: {failure.strerror or failure}")
+        return OWN_FAILURE
+
+
+def _place(text: str) -> tuple[str, str] | None:
+    """`REF:/path` as its two parts; None for a local path (which may hold a colon after a slash)."""
+    ref, colon, path = text.partition(":")
+    if not colon or not ref or "/" in ref or ref in (".", ".."):
+        return None
+    if not path:
+        raise InvalidArgument(f"{text!r} names no path")
+    return reference(ref), path
+
+
+def _stat(link: Link, ref: str, path: str) -> FileInfo | None:
+    try:
+        fields = calls.path_fields(path=path)
+        return FileInfo(link.call(calls.file_operation(ref, "stat", fields, repeatable=True))["stat"])
+    except FileNotFound:
+        return None
+
+
+def _copy_in(link: Link, source: str, ref: str, path: str) -> int:
+    if source == "-":
+        link.open(calls.write_file(ref, path, None, parents=True), iter(lambda: os.read(0, PIECE), b"")).json()
+        return 0
+    found = os.stat(source)
+    existing = _stat(link, ref, path)
+    into = path.endswith("/") or (existing is not None and existing.type == "directory")
+    if into:
+        path = path.rstrip("/") + "/" + os.path.basename(os.path.abspath(source))
+    if stat.S_ISDIR(found.st_mode):
+        link.call(calls.file_operation(ref, "mkdir", {**calls.path_fields(path=path), "parents": True, "exist_ok": True}))
+        link.open(calls.tar(ref, path, upload=True), archive.pack(source)).json()
+        return 0
+    if not stat.S_ISREG(found.st_mode):
+        raise InvalidArgument(f"{source} is neither a file nor a directory")
+    with open(source, "rb", buffering=0) as file:
+        call = calls.write_file(ref, path, None, mode=stat.S_IMODE(found.st_mode) & 0o777, parents=True)
+        link.open(call, archive.read_pieces(file)).json()
+    return 0
+
+
+def _copy_out(link: Link, ref: str, path: str, target: str) -> int:
+    found = _stat(link, ref, path)
+    if found is None:
+        raise NotFound(f"{path}: no such file or directory in the sandbox")
+    if found.type == "directory":
+        return _copy_tree_out(link, ref, path, target)
+    exchange = link.open(calls.read_file(ref, path))
+    exchange.raise_for_status()
+    pieces = iter(exchange.read, b"")
+    if target == "-":
+        for piece in pieces:
+            write(1, piece)
+        return 0
+    if os.path.isdir(target):
+        target = os.path.join(target, _base_name(path))
+    archive.write_local(target, pieces, found.mode)
+    return 0
+
+
+def _copy_tree_out(link: Link, ref: str, path: str, target: str) -> int:
+    if target != "-":
+        if os.path.isdir(target):
+            target = os.path.join(target, _base_name(path))
+            if os.path.islink(target):
+                raise InvalidArgument(f"{target} is a link; nothing was written through it")
+        os.makedirs(target, exist_ok=True)
+    exchange = link.open(calls.tar(ref, path, upload=False))
+    exchange.raise_for_status()
+    pieces = iter(exchange.read, b"")
+    if target == "-":
+        for piece in pieces:
+            write(1, piece)
+        return 0
+    refused = archive.unpack(pieces, target).refused
+    for entry in refused:
+        say(f"atoll: not copied: {entry}")
+    return FAILED if refused else 0
+
+
+def _base_name(path: str) -> str:
+    name = path.rstrip("/").rpartition("/")[2]
+    if name in ("", ".", ".."):
+        raise InvalidArgument(f"{path} has no name of its own; name the local path")
+    return name

@@ -1,0 +1,94 @@
+"""`atoll exec`: a program in a sandbox, with its output, its input and its exit code passed through."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from ..client import calls
+from ..client.blocking import Link
+from ..client.results import ExecResult, Output, Started
+from ..errors import AtollError
+from .output import OWN_FAILURE, TIMED_OUT, safe_bytes, say, tell, write
+from .session import open_link, reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .grammar import Arguments
+
+PIECE = 65_536
+
+
+def execute(arguments: Arguments) -> int:
+    ref, argv = reference(arguments.rest[0]), arguments.rest[1:]
+    link = open_link(arguments)
+    options: dict[str, Any] = {
+        "env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user, "timeout": arguments.timeout,
+    }  # fmt: skip
+    if arguments.detach:
+        started = link.call(calls.start(ref, argv, background=True, **options))
+        tell(started["command_id"])
+        return 0
+    if arguments.tty:
+        from .terminal import on_terminal
+
+        return on_terminal(link, ref, argv, options)
+    return _through_pipes(link, ref, argv, options, arguments)
+
+
+def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any], arguments: Arguments) -> int:
+    call = calls.start(ref, argv, frames=True, stdin_stream=bool(arguments.interactive), **options)
+    escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
+    try:
+        exchange = link.open(call)
+        exchange.raise_for_status()
+        for value in exchange.frames():
+            if isinstance(value, Output):
+                descriptor = 1 if value.stream == "stdout" else 2
+                write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
+            elif isinstance(value, Started) and arguments.interactive:
+                feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))
+            elif isinstance(value, dict):
+                return exit_code(value)
+    except (KeyboardInterrupt, BrokenPipeError):
+        kill_quietly(link, ref, str(call.command_id))
+        raise
+    return OWN_FAILURE
+
+
+def exit_code(wire: dict[str, Any]) -> int:
+    result = ExecResult(wire)
+    if result.timed_out:
+        say("atoll: timed out")
+        return TIMED_OUT
+    if result.exit_code is None:
+        say(f"atoll: the command did not end by itself: {result.status}")
+        return OWN_FAILURE
+    return result.exit_code & 255
+
+
+def kill_quietly(link: Link, ref: str, command_id: str) -> None:
+    try:
+        kill = calls.kill(ref, command_id)
+        kill.timeout = 10.0
+        link.call(kill)
+    except AtollError:
+        pass  # it has ended, or the daemon saw us hang up
+
+
+def feed_stdin(link: Link, ref: str, command_id: str) -> threading.Thread:
+    """Pass our standard input on, on a connection of its own, until it or the command ends."""
+
+    def feed() -> None:
+        try:
+            while piece := os.read(0, PIECE):
+                link.call(calls.send_stdin(ref, command_id, piece))
+            link.call(calls.send_stdin(ref, command_id, b"", eof=True))
+        except (OSError, AtollError):
+            pass  # nobody reads any more; how the command ended is told by its own stream
+
+    thread = threading.Thread(target=feed, name="stdin", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,129 @@
+"""Words about the CLI, all made from the table of verbs: help, version, completion scripts, the catalog."""
+
+from __future__ import annotations
+
+from .. import __version__
+from .grammar import UsageError, Verb, nearest
+from .output import print_json, tell
+from .verbs import BY_NAME, GROUPS, SHARED, VERBS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .grammar import Arguments, Flag
+
+EXIT_CODES = """Exit codes
+  sandbox verbs: 0 ok, 1 request failed, 2 service unreachable, 8 resources exhausted; run: the command's own
+  other verbs:   the command's own, 124 timed out, 125 atoll failed, 2 wrong usage, 130 interrupted"""
+
+ENVIRONMENT = """Environment
+  ATOLL_HOME     where all state lives (default ~/.atoll)
+  ATOLL_RUNTIME  runtime for new sandboxes
+  ATOLL_TENANT, ATOLL_SESSION_ID, ATOLL_ENDPOINT, ATOLL_DEBUG; K8E_SANDBOX_* work as well"""
+
+
+def overview(group: str | None = None) -> None:
+    lines = [f"atoll {__version__}: run code where it cannot hurt this machine", "", "Usage: atoll <command> [flags]", ""]
+    chosen = [verb for verb in VERBS if group is None or verb.name.startswith(group + " ")]
+    width = max(len(f"{verb.name} {verb.positionals}") for verb in chosen) + 2
+    lines += [f"  {f'{verb.name} {verb.positionals}'.ljust(width)}{verb.help}" for verb in chosen]
+    tell("\n".join([*lines, "", "`atoll help <command>` shows flags and examples.", "", EXIT_CODES, "", ENVIRONMENT]))
+
+
+def describe(verb: Verb) -> None:
+    lines = [f"Usage: atoll {verb.usage}", "", verb.help]
+    if verb.flags:
+        lines += ["", "Flags", *_flag_lines(verb.flags)]
+    lines += ["", "Everywhere", *_flag_lines(SHARED)]
+    if verb.examples:
+        lines += ["", "Examples", *[f"  {example}" for example in verb.examples]]
+    tell("\n".join(lines))
+
+
+def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
+    heads = [f"  {f'-{f.short}, ' if f.short else '    '}--{f.name}{f' {f.value}' if f.value else ''}" for f in flags]
+    width = max(map(len, heads)) + 2
+    return [head.ljust(width) + flag.help for head, flag in zip(heads, flags, strict=True)]
+
+
+def show(arguments: Arguments) -> int:
+    name = " ".join(arguments.rest)
+    if not name or name in GROUPS:
+        overview(name or None)
+    elif name in BY_NAME:
+        describe(BY_NAME[name])
+    else:
+        raise UsageError(f"unknown command {name!r}", nearest(name, list(BY_NAME)) or "see: atoll help")
+    return 0
+
+
+def version(arguments: Arguments) -> int:
+    if arguments.json:
+        print_json({"version": __version__})
+    else:
+        tell(f"atoll {__version__}")
+    return 0
+
+
+def catalog(_: Arguments) -> int:
+    commands = []
+    for verb in VERBS:
+        if verb.is_json:
+            flags = [{"name": f"--{flag.name}", "usage": flag.help} for flag in (*verb.flags, *SHARED)]
+            commands.append({"name": verb.name.split(" ", 1)[1], "usage": verb.usage, "flags": flags})
+    print_json({"catalog_version": 1, "commands": commands})
+    return 0
+
+
+def completion(arguments: Arguments) -> int:
+    shell = arguments.rest[0]
+    scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+    if shell not in scripts:
+        raise UsageError(f"no completion for {shell!r}", "bash, zsh or fish")
+    tell(scripts[shell]())
+    return 0
+
+
+def _words() -> dict[str, list[str]]:
+    """What may follow each prefix of a command line."""
+    table: dict[str, list[str]] = {"": sorted({verb.name.split()[0] for verb in VERBS})}
+    for group in GROUPS:
+        table[group] = [verb.name.split()[1] for verb in VERBS if verb.name.startswith(group + " ")]
+    for verb in VERBS:
+        table[verb.name] = [f"--{flag.name}" for flag in (*verb.flags, *SHARED)]
+    return table
+
+
+def _bash() -> str:
+    cases = "\n".join(f"    '{prefix}') words='{' '.join(words)}';;" for prefix, words in _words().items())
+    return f"""_atoll() {{
+  local words='' key="${{COMP_WORDS[1]}}" current="${{COMP_WORDS[COMP_CWORD]}}"
+  [ "$COMP_CWORD" -le 1 ] && key=''
+  case "$key" in {"|".join(GROUPS)}) [ "$COMP_CWORD" -ge 3 ] && key="$key ${{COMP_WORDS[2]}}";; esac
+  case "$key" in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  [ -z "$COMPREPLY" ] && COMPREPLY=($(compgen -f -- "$current"))
+}}
+complete -o filenames -F _atoll atoll"""
+
+
+def _zsh() -> str:
+    return "autoload -U +X bashcompinit && bashcompinit\n" + _bash()
+
+
+def _fish() -> str:
+    lines = ["complete -c atoll -f"]
+    for prefix, words in _words().items():
+        parts = prefix.split()
+        if not parts:
+            condition = "__fish_use_subcommand"
+        elif prefix in GROUPS:
+            known = " ".join(words)
+            condition = f"__fish_seen_subcommand_from {prefix}; and not __fish_seen_subcommand_from {known}"
+        else:
+            condition = "; and ".join(f"__fish_seen_subcommand_from {part}" for part in parts)
+        for word in words:
+            option = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
+            lines.append(f"complete -c atoll -n '{condition}' {option}")
+    return "\n".join(lines)

@@ -1,0 +1,172 @@
+"""`sandbox run`: the hot path. One request on a live sandbox, and nothing imported that it does not need."""
+
+from __future__ import annotations
+
+import os
+
+from ..client import calls
+from ..client.results import ExecResult, Output
+from ..errors import AtollError, InvalidArgument
+from .output import FAILED, print_json, say, write
+from .session import (
+    AUTO_IDLE,
+    AUTO_LIFETIME,
+    create_options,
+    data_directory,
+    open_link,
+    reference,
+    run_id,
+    setting,
+    shown,
+    tenant_of,
+)
+from .state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from ..client.blocking import Link
+    from .grammar import Arguments
+
+MAX_CODE = 64 * 1024 * 1024
+
+
+def run(arguments: Arguments) -> int:
+    code = _code(arguments)
+    link = open_link(arguments)
+    start = _run_background if arguments.background else _run_raw if arguments.raw else _run_json
+    chosen = arguments.session_id or setting("SESSION_ID")
+    if chosen:
+        return start(link, reference(chosen), chosen, code, arguments)
+    tenant = tenant_of(arguments)
+    state = State(data_directory(), tenant)
+    session = _obtain(state, link, arguments)
+    try:
+        return start(link, reference(session), session, code, arguments)
+    except AtollError as error:
+        if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
+            raise
+        state.forget(session)  # it is gone, so nothing ran: once more in a new one
+    session = _obtain(state, link, arguments)
+    return start(link, reference(session), session, code, arguments)
+
+
+def _obtain(state: State, link: Link, arguments: Arguments) -> str:
+    current = state.current()
+    if current is not None:
+        return current
+
+    def create() -> str:
+        options = create_options(arguments)
+        options.setdefault("idle_timeout", AUTO_IDLE)
+        options.setdefault("lifetime", AUTO_LIFETIME)
+        options["labels"] = {"tenant": state.tenant}
+        return shown(link.call(calls.create(options))["id"])
+
+    return state.obtain(create, lambda late: link.call(calls.destroy(reference(late))))[0]
+
+
+def _code(arguments: Arguments) -> str:
+    if arguments.rest:
+        text: str = arguments.rest[0]
+    elif os.isatty(0):
+        raise InvalidArgument("no code: give it as an argument or on standard input")
+    else:
+        text = _standard_input()
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("the code is not valid UTF-8") from None
+    return text
+
+
+def _standard_input() -> str:
+    pieces, size = [], 0
+    while piece := os.read(0, 1 << 20):
+        pieces.append(piece)
+        size += len(piece)
+        if size > MAX_CODE:
+            raise InvalidArgument(f"more than {MAX_CODE >> 20} MiB of code")
+    return b"".join(pieces).decode("utf-8", "surrogateescape")
+
+
+def _call(ref: str, code: str, arguments: Arguments, **more: Any) -> calls.Call:
+    timeout = arguments.timeout
+    if timeout is None and not arguments.background:
+        timeout = calls.DEFAULT_TIMEOUT
+    return calls.start(ref, code, language=arguments.lang, timeout=timeout, env=dict(arguments.env), **more)
+
+
+def _run_json(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
+    call = _call(ref, code, arguments)
+    wire = _until_interrupted(link, ref, call, lambda: link.call(call))
+    print_json(_result_object(wire, session, arguments.lang))
+    return _exit_code(wire)
+
+
+def _run_raw(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
+    call = _call(ref, code, arguments, frames=True)
+
+    def stream() -> dict[str, Any]:
+        exchange = link.open(call)
+        exchange.raise_for_status()
+        for value in exchange.frames():
+            if isinstance(value, Output):
+                write(1 if value.stream == "stdout" else 2, value.data)
+            elif isinstance(value, dict):
+                return value
+        raise AssertionError("unreachable")
+
+    wire = _until_interrupted(link, ref, call, stream)
+    if ExecResult(wire).timed_out:
+        say(f"atoll: timed out after {arguments.timeout or calls.DEFAULT_TIMEOUT:g} s")
+    return _exit_code(wire)
+
+
+def _run_background(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
+    started = link.call(_call(ref, code, arguments, background=True))
+    identity = run_id(started["sandbox_id"], started["command_id"])
+    print_json({"run_id": identity, "status": "started", "session_id": session})
+    return 0
+
+
+def _until_interrupted(link: Link, ref: str, call: calls.Call, work: Callable[[], Any]) -> Any:
+    """Wait; on Ctrl-C, or when our own output breaks, the command is killed before we go."""
+    try:
+        return work()
+    except (KeyboardInterrupt, BrokenPipeError):
+        try:
+            kill = calls.kill(ref, str(call.command_id))
+            kill.timeout = 10.0
+            link.call(kill)
+        except AtollError:
+            pass  # it has ended, or the daemon saw us hang up
+        raise
+
+
+def _result_object(wire: dict[str, Any], session: str, language: str) -> dict[str, Any]:
+    result = ExecResult(wire)
+    code = result.exit_code
+    found: dict[str, Any] = {
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "exit_code": -1 if result.timed_out or code is None else code,
+        "session_id": session,
+        "status": result.status,
+        "duration_ms": result.duration_ms,
+        "truncated": result.truncated,
+        "language": language,
+    }
+    for name in ("stdout_b64", "stderr_b64", "oom"):
+        if wire.get(name):
+            found[name] = wire[name]
+    return found
+
+
+def _exit_code(wire: dict[str, Any]) -> int:
+    result = ExecResult(wire)
+    if result.timed_out or result.exit_code is None:
+        return FAILED
+    return result.exit_code & 255

@@ -1,0 +1,256 @@
+"""The other `sandbox` verbs, in K8E's grammar and JSON: thin, each one request and its answer in K8E's words."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..client import calls
+from ..client.results import CommandInfo, FileInfo
+from ..errors import AtollError, InvalidArgument, NotFound
+from .output import UNREACHABLE, print_json, safe_bytes, write
+from .session import (
+    create_options,
+    data_directory,
+    open_link,
+    reference,
+    run_id,
+    setting,
+    shown,
+    split_run_id,
+    tenant_of,
+)
+from .state import State, forget_everywhere
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .grammar import Arguments
+
+PHASES = {"creating": "Pending", "running": "Active", "paused": "Paused", "stopped": "Paused", "ended": "Terminated"}
+WINDOW = 262_144
+
+
+def create(arguments: Arguments) -> int:
+    options = create_options(arguments)
+    name = arguments.name or (arguments.rest[0] if arguments.rest else None)
+    options["name"] = name
+    options["alias"] = arguments.session_id
+    options["env"] = dict(arguments.env) or None
+    options["workdir"] = arguments.workdir
+    options["read_only_root"] = arguments.read_only_root or None
+    options["persistent"] = arguments.persistent or None
+    labels = dict(arguments.label)
+    if arguments.tenant or setting("TENANT"):
+        labels["tenant"] = tenant_of(arguments)
+    options["labels"] = labels or None
+    wire = open_link(arguments).call(calls.create(options))
+    found = {
+        "session_id": arguments.session_id or shown(wire["id"]),
+        "pod_ip": "",
+        "entries_materialized": 0,
+        "runtime_class": wire.get("runtime"),
+        "image": wire.get("image"),
+    }
+    if name:
+        found["name"] = name
+    print_json(found)
+    return 0
+
+
+def get(arguments: Arguments) -> int:
+    print_json(_session(open_link(arguments).call(calls.info(_ref(arguments)))))
+    return 0
+
+
+def list_any(arguments: Arguments) -> int:
+    """Without an id the sandboxes, with one its files."""
+    if arguments.rest:
+        return _list_files(arguments)
+    wire = open_link(arguments).call(calls.list_sandboxes("all" if arguments.all else "active"))
+    print_json({"sandboxes": [_session(item) for item in wire["sandboxes"]]})
+    return 0
+
+
+def _list_files(arguments: Arguments) -> int:
+    fields = {"path": "/workspace", "recursive": True, "files_only": True, "since": arguments.since or None}
+    call = calls.file_operation(_ref(arguments), "list", fields, repeatable=True)
+    wire = open_link(arguments).call(call)
+    files = []
+    for item in wire["entries"]:
+        entry = FileInfo(item)
+        path = entry.path if entry.path.startswith("/") else f"/workspace/{entry.path}"
+        files.append({"path": path, "modified": int(entry.mtime), "type": entry.type, "size": entry.size})
+    found: dict[str, Any] = {"files": files}
+    if wire.get("truncated"):
+        found["truncated"] = True
+    print_json(found)
+    return 0
+
+
+def sessions(arguments: Arguments) -> int:
+    wanted = arguments.phase
+    wire = open_link(arguments).call(calls.list_sandboxes("active" if wanted == "Active" else "all"))
+    found = [_session(item) for item in wire["sandboxes"]]
+    print_json({"sessions": [item for item in found if wanted in ("all", item["phase"])]})
+    return 0
+
+
+def destroy(arguments: Arguments) -> int:
+    data = data_directory()
+    if arguments.rest:
+        session = arguments.rest[0]
+    else:
+        session = State(data, tenant_of(arguments)).current() or ""
+        if not session:
+            raise InvalidArgument("destroy needs an ID: this tenant has no sandbox of its own")
+    try:
+        wire = open_link(arguments).call(calls.destroy(reference(session)))
+        forget_everywhere(data, shown(str(wire.get("id") or "")))
+    except NotFound:
+        forget_everywhere(data, session)
+        raise
+    forget_everywhere(data, session)
+    print_json({"ok": True})
+    return 0
+
+
+def write_file(arguments: Arguments) -> int:
+    if arguments.mode not in ("w", "a"):
+        raise InvalidArgument("--mode is w or a")
+    path = arguments.rest[1]
+    call = calls.write_file(_ref(arguments), path, None, append=arguments.mode == "a", parents=True)
+    wire = open_link(arguments).open(call, iter(lambda: os.read(0, WINDOW), b"")).json()
+    print_json({"ok": True, "path": path, "bytes": wire.get("bytes")})
+    return 0
+
+
+def read(arguments: Arguments) -> int:
+    path = arguments.rest[1]
+    exchange = open_link(arguments).open(calls.read_file(_ref(arguments), path))
+    exchange.raise_for_status()
+    if arguments.raw:
+        while piece := exchange.read():
+            write(1, piece)
+        return 0
+    data = exchange.body()
+    found = {"content": data.decode("utf-8", "replace"), "path": path}
+    if found["content"].encode("utf-8") != data:
+        from ..client.codec import to_base64
+
+        found["content_b64"] = to_base64(data)
+    print_json(found)
+    return 0
+
+
+def status(arguments: Arguments) -> int:
+    tenant = tenant_of(arguments)
+    found: dict[str, Any] = {"available": False, "session_id": "", "tenant_id": tenant, "error": ""}
+    session = State(data_directory(), tenant).current()
+    try:
+        link = open_link(arguments)
+        health = link.call(calls.get("/v1/health"))
+        found.update(available=bool(health.get("ok", True)), version=health.get("version"))
+        if session:
+            link.call(calls.info(reference(session)))
+            found["session_id"] = session
+    except NotFound:
+        pass
+    except AtollError as error:
+        found["error"] = error.message
+        print_json(found)
+        return UNREACHABLE
+    print_json(found)
+    return 0
+
+
+def ps(arguments: Arguments) -> int:
+    wire = open_link(arguments).call(calls.get(calls.sandbox_path(_ref(arguments), "processes")))
+    print_json({"processes": wire["processes"]})
+    return 0
+
+
+def log(arguments: Arguments) -> int:
+    """The transcript as text; what could steer a terminal is escaped unless --raw."""
+    link, target = open_link(arguments), calls.sandbox_path(_ref(arguments), "log")
+    offset, left = arguments.offset, arguments.limit or None
+    while True:
+        wire = link.call(calls.get(target, {"offset": offset, "limit": left}))
+        data = str(wire.get("output") or "").encode("utf-8", "surrogateescape")
+        write(1, data if arguments.raw else safe_bytes(data))
+        moved, offset = wire.get("next_offset", offset) > offset, wire.get("next_offset", offset)
+        if not arguments.follow and (left is not None or wire.get("eof", True) or not moved):
+            return 0
+        if not moved:
+            if link.call(calls.info(_ref(arguments))).get("state") == "ended":
+                return 0
+            time.sleep(0.3)
+
+
+def events(arguments: Arguments) -> int:
+    link = open_link(arguments)
+    if arguments.rest:
+        wire = link.call(calls.get(calls.sandbox_path(_ref(arguments), "events"), {"limit": arguments.limit}))
+        found, truncated = wire["events"], bool(wire.get("truncated"))
+    else:
+        found, truncated = [], False
+        for item in link.call(calls.list_sandboxes("all"))["sandboxes"]:
+            wire = link.call(calls.get(calls.sandbox_path(item["id"], "events"), {"limit": arguments.limit}))
+            found += wire["events"]
+        found.sort(key=lambda event: event.get("seq") or 0)
+        truncated = len(found) > arguments.limit
+        found = found[-arguments.limit :]
+    print_json({"events": found, "returned": len(found), "truncated": truncated})
+    return 0
+
+
+def poll(arguments: Arguments) -> int:
+    ref, command = split_run_id(arguments.rest[0])
+    link = open_link(arguments)
+    wire = link.call(calls.poll(ref, command))
+    while arguments.follow and CommandInfo(wire).running:
+        now = CommandInfo(wire)
+        for _ in link.open(calls.attach(ref, command, now.stdout_bytes, now.stderr_bytes)).frames():
+            pass
+        wire = link.call(calls.poll(ref, command))
+    found = CommandInfo(wire)
+    running = found.running
+    answer = {
+        "run_id": run_id(found.sandbox_id or ref, command),
+        "status": "failed" if found.status == "lost" else found.status,
+        "stdout": found.stdout,
+        "stderr": found.stderr,
+        "exit_code": -1 if running or found.timed_out or found.exit_code is None else found.exit_code,
+        "duration_ms": wire.get("duration_ms") or 0,
+        "truncated": found.truncated,
+    }
+    for name in ("stdout_b64", "stderr_b64"):
+        if wire.get(name):
+            answer[name] = wire[name]
+    print_json(answer)
+    return 0
+
+
+def _ref(arguments: Arguments) -> str:
+    return reference(arguments.rest[0])
+
+
+def _session(wire: dict[str, Any]) -> dict[str, Any]:
+    """A sandbox in K8E's words; atoll's own fields follow."""
+    found = {
+        "session_id": shown(wire["id"]),
+        "phase": PHASES.get(wire.get("state") or "", wire.get("state")),
+        "runtime_class": wire.get("runtime"),
+        "pod_ip": "",
+        "tenant_id": (wire.get("labels") or {}).get("tenant", ""),
+        "expires_at": int(wire.get("expires_at") or 0),
+        "env_keys": wire.get("env_keys") or [],
+        "secret_env_vars": [],
+        "background_runs": wire.get("background_runs") or 0,
+        "allowed_hosts": wire.get("hosts"),
+    }
+    for name in ("name", "image", "state", "created_at", "idle_timeout_s", "last_active", "limits", "policy", "end"):
+        if wire.get(name) is not None:
+            found[name] = wire[name]
+    return found

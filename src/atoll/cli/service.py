@@ -1,0 +1,80 @@
+"""`atoll serve` and `atoll daemon ...`: the daemon in the foreground, and starting, stopping and seeing it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from ..client import calls, spawn
+from ..errors import DaemonUnreachable, Timeout
+from .output import OWN_FAILURE, print_json, say, tell
+from .session import open_link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .grammar import Arguments
+
+STOP_DEADLINE = 120.0
+
+
+def serve(_: Arguments) -> int:
+    """Become the daemon."""
+    home = spawn.home_directory()
+    os.makedirs(home, mode=0o711, exist_ok=True)
+    os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home), "--foreground"])
+
+
+def start(arguments: Arguments) -> int:
+    link = open_link(arguments)
+    link.call(calls.post("/v1/daemon/pin", {}))
+    health = link.call(calls.get("/v1/health"))
+    tell(f"Daemon: running (pid {health.get('pid')})")
+    return 0
+
+
+def stop(arguments: Arguments) -> int:
+    link = open_link(arguments, start=False)
+    try:
+        pid = link.call(calls.get("/v1/health")).get("pid")
+    except DaemonUnreachable:
+        say("atoll: the daemon is not running")
+        return OWN_FAILURE
+    link.call(calls.post("/v1/daemon/stop", {"force": bool(arguments.force)}))
+    link.close()
+    until = time.monotonic() + STOP_DEADLINE
+    while _is_there(pid) or spawn.reachable(link.home):
+        if time.monotonic() > until:
+            raise Timeout(f"the daemon (pid {pid}) has not ended yet", hint=f"see {link.home}/daemon.log")
+        time.sleep(0.02)
+    tell("Daemon: stopped")
+    return 0
+
+
+def _is_there(pid: object) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return False
+
+
+def status(arguments: Arguments) -> int:
+    link = open_link(arguments, start=False)
+    try:
+        health: dict[str, Any] = {"running": True, **link.call(calls.get("/v1/health"))}
+    except DaemonUnreachable:
+        health = {"running": False, "pid": None, "home": link.home}
+    health["socket"] = link.path
+    if arguments.json:
+        print_json(health)
+        return 0
+    tell("Daemon: running" if health["running"] else "Daemon: not running")
+    tell(f"Socket: {link.path}")
+    if health["running"]:
+        tell(f"Pid: {health.get('pid')}")
+        tell(f"Version: {health.get('version')}")
+        tell(f"Sandboxes: {health.get('sandboxes')}")
+    return 0

@@ -1,0 +1,106 @@
+"""From a command line to a sandbox: which daemon, which tenant, which sandbox, and the ids K8E shows."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..client.blocking import Link
+from ..errors import DaemonUnreachable, InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .grammar import Arguments
+
+PREFIX = "sess-"
+RUN_MARK = "-bg-"
+AUTO_IDLE, AUTO_LIFETIME = 1800, 43_200
+_ID = frozenset("abcdefghijklmnopqrstuvwxyz234567")
+_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+def setting(name: str) -> str | None:
+    """A variable of the environment: atoll's own name wins over K8E's."""
+    return os.environ.get("ATOLL_" + name) or os.environ.get("K8E_SANDBOX_" + name) or None
+
+
+def open_link(arguments: Arguments, *, start: bool = True) -> Link:
+    endpoint = arguments.endpoint or setting("ENDPOINT")
+    if not endpoint:
+        return Link(start=start)
+    if endpoint.startswith("unix:"):
+        path = endpoint[5:]
+        return Link(path="/" + path.lstrip("/") if path.startswith("/") else path, start=False)
+    raise DaemonUnreachable(
+        f"cannot reach {endpoint}: this client speaks to local daemons only",
+        hint="give unix:/path/to/daemon.sock, or no endpoint at all",
+    )
+
+
+def data_directory() -> str:
+    """Where K8E's files live: below ATOLL_HOME, or at K8E's own place when called by its name."""
+    own = os.environ.get("ATOLL_CERT_DIR")
+    if own:
+        return own
+    called_k8e = os.path.basename(sys.argv[0]) in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")
+    if os.environ.get("ATOLL_HOME") and not called_k8e:
+        return os.path.join(os.path.abspath(os.environ["ATOLL_HOME"]), "sandbox")
+    other = os.environ.get("K8E_SANDBOX_CERT_DIR")
+    if other:
+        return other
+    return os.path.join(os.path.expanduser("~"), ".k8e" if called_k8e else ".atoll", "sandbox")
+
+
+def tenant_of(arguments: Arguments) -> str:
+    """The tenant's name, checked: it becomes a directory's name."""
+    tenant = arguments.tenant or setting("TENANT") or "default"
+    if not 0 < len(tenant) < 64 or not set(tenant) <= _NAME or not tenant[0].isalnum() or ".." in tenant:
+        raise InvalidArgument(
+            f"{tenant!r} is not a tenant's name",
+            hint="1 to 63 letters, digits, `_`, `.` or `-`, starting with a letter or digit",
+        )
+    return str(tenant)
+
+
+def shown(sandbox_id: str) -> str:
+    """A sandbox's id as K8E shows it."""
+    return PREFIX + sandbox_id
+
+
+def reference(text: str) -> str:
+    """What a person typed, as the daemon knows it: `sess-<id>` is the id, anything else a name or alias."""
+    bare = text[len(PREFIX) :]
+    return bare if text.startswith(PREFIX) and len(bare) == 20 and set(bare) <= _ID else text
+
+
+def run_id(sandbox_id: str, command_id: str) -> str:
+    return f"{shown(sandbox_id)}{RUN_MARK}{command_id}"
+
+
+def split_run_id(text: str) -> tuple[str, str]:
+    session, mark, command = text.rpartition(RUN_MARK)
+    if not mark or not session or not command:
+        raise InvalidArgument(f"{text!r} is not a run id", hint="run --background prints one")
+    return reference(session), command
+
+
+def create_options(arguments: Arguments) -> dict[str, Any]:
+    """The flags that `create` and `run` share, as options of the SDK's create."""
+    hosts = arguments.allowed_hosts
+    options: dict[str, Any] = {
+        "runtime": arguments.runtime or os.environ.get("ATOLL_RUNTIME") or None,
+        "image": arguments.image,
+        "cpus": arguments.cpus,
+        "memory_mb": arguments.memory,
+        "pids": arguments.pids,
+        "files": arguments.files,
+        "disk_mb": arguments.disk,
+        "lifetime": arguments.lifetime,
+        "idle_timeout": arguments.idle_timeout,
+        "profile": arguments.profile,
+        "hosts": [] if hosts == ["none"] else hosts,
+        "network": False if arguments.no_network else None,
+    }
+    return {key: value for key, value in options.items() if value is not None}

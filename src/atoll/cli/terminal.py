@@ -1,0 +1,111 @@
+"""`atoll attach` and `atoll exec -t`: this terminal becomes one in the sandbox, and is itself again afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+import tty
+
+from ..client import calls
+from ..client.blocking import Link
+from ..client.results import Output, Started
+from ..errors import AtollError
+from .execute import exit_code, feed_stdin
+from .output import OWN_FAILURE, write
+from .session import open_link, reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+    from .grammar import Arguments
+
+SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
+
+
+def attach(arguments: Arguments) -> int:
+    """A login shell, or the given command, on this terminal."""
+    argv = arguments.rest[1:]
+    options: dict[str, Any] = {"env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user}
+    return on_terminal(open_link(arguments), reference(arguments.rest[0]), argv or SHELL, {**options, "timeout": None})
+
+
+def on_terminal(link: Link, ref: str, command: str | list[str], options: dict[str, Any]) -> int:
+    """Run it on a PTY inside, with this terminal in raw mode; the exit code."""
+    rows, cols = _size()
+    env = {"TERM": os.environ.get("TERM") or "xterm", **options.pop("env", {})}
+    call = calls.start(ref, command, pty=(rows, cols), stdin_stream=True, frames=True, env=env, **options)
+    exchange = link.open(call)
+    exchange.raise_for_status()
+    with _RawMode(), _Resizing(Link(link.home, path=link.path), ref, str(call.command_id)) as resizing:
+        for value in exchange.frames():
+            if isinstance(value, Output):
+                write(1, value.data)
+            elif isinstance(value, Started):
+                resizing.begin()
+                feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))
+            elif isinstance(value, dict):
+                return exit_code(value)
+    return OWN_FAILURE
+
+
+def _size() -> tuple[int, int]:
+    for descriptor in (0, 1, 2):
+        try:
+            size = os.get_terminal_size(descriptor)
+            return max(size.lines, 1), max(size.columns, 1)
+        except OSError:
+            continue
+    return 24, 80
+
+
+class _RawMode:
+    """Standard input in raw mode, put back whatever happens: also when we are told to end."""
+
+    def __enter__(self) -> None:
+        self._saved = termios.tcgetattr(0) if os.isatty(0) else None
+        self._handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+        if self._saved is not None:
+            tty.setraw(0, termios.TCSADRAIN)
+
+    def __exit__(self, *_: object) -> None:
+        if self._saved is not None:
+            termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+class _Resizing:
+    """While in use, a change of this terminal's size is passed on, over a connection of its own."""
+
+    def __init__(self, link: Link, ref: str, command_id: str) -> None:
+        self._link = link
+        self._ref = ref
+        self._command = command_id
+        self._previous: Any = None
+
+    def __enter__(self) -> _Resizing:
+        return self
+
+    def begin(self) -> None:
+        """The command runs: from here on changes can be passed on, and one may have happened already."""
+        if self._previous is None:
+            self._previous = signal.signal(signal.SIGWINCH, self._changed)
+            self._changed()
+
+    def _changed(self, *_: object) -> None:
+        try:
+            self._link.call(calls.resize(self._ref, self._command, *_size()))
+        except AtollError:
+            pass  # it has just ended
+
+    def __exit__(self, *_: object) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGWINCH, self._previous)

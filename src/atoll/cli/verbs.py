@@ -1,0 +1,141 @@
+"""The table of verbs: one entry drives the parser, the help, shell completion and `sandbox catalog`."""
+
+from __future__ import annotations
+
+from .grammar import Flag, Verb
+
+SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
+TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")
+RAW = Flag("raw", "", "the plain bytes as they come instead of JSON")
+AS_JSON = Flag("json", "", "one JSON object instead of text")
+ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
+
+SHARED = (
+    Flag("endpoint", "ADDRESS", "the daemon to use: unix:/path of its socket"),
+    Flag("debug", "", "show where an internal error came from"),
+    Flag("help", "", "show help", short="h"),
+)
+
+LIMITS = (
+    Flag("runtime", "NAME", "auto, container, gvisor or microvm (default: auto)"),
+    Flag("image", "IMAGE", "root file system (default: host)"),
+    Flag("cpus", "N", "CPUs, may be a fraction", kind="number"),
+    Flag("memory", "MB", "memory", kind="int"),
+    Flag("pids", "N", "processes and threads", kind="int"),
+    Flag("files", "N", "open files", kind="int"),
+    Flag("disk", "MB", "disk", kind="int"),
+    Flag("lifetime", "SECONDS", "end it after so long", kind="number"),
+    Flag("idle-timeout", "SECONDS", "end it after so long without use", kind="number"),
+    Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),
+    Flag("allowed-hosts", "CSV", "names it may reach; none for no host", kind="csv"),
+    Flag("no-network", "", "only loopback inside"),
+)
+
+VERBS = (
+    Verb(
+        "sandbox run", "run:run", "[CODE]", "Run code; the exit code is the command's.",
+        (
+            Flag("lang", "NAME", "python, bash, node or ts (default: bash)", default="bash"),
+            Flag("timeout", "SECONDS", "kill it after so long (default: 30)", kind="number"),
+            SESSION, TENANT, RAW,
+            Flag("background", "", "start it, print its run_id and return"),
+            ENV,
+            *LIMITS,
+        ),
+        (
+            "atoll sandbox run \"print('hello')\" --lang python",
+            "atoll sandbox run --raw 'for i in 1 2 3; do echo $i; sleep 1; done'",
+            "atoll sandbox run --lang python < script.py",
+        ),
+    ),
+    Verb(
+        "sandbox create", "sandbox:create", "[NAME]", "Create a sandbox and leave it running.",
+        (
+            *LIMITS,
+            TENANT,
+            Flag("session-id", "ID", "an id of your own choosing, besides the one it gets"),
+            ENV,
+            Flag("name", "NAME", "a name to refer to it by"),
+            Flag("workdir", "PATH", "where commands start (default: /workspace)"),
+            Flag("label", "K=V", "a label; may be repeated", kind="pair", repeat=True),
+            Flag("read-only-root", "", "only /workspace and /tmp can be written"),
+            Flag("persistent", "", "keep /workspace when it is stopped"),
+        ),
+        ("atoll sandbox create --memory 1024 --cpus 2", "atoll sandbox create --name build --lifetime 3600"),
+    ),
+    Verb("sandbox get", "sandbox:get", "ID", "Show one sandbox."),
+    Verb(
+        "sandbox list", "sandbox:list_any", "[ID]", "List your sandboxes, or with an ID the files in its /workspace.",
+        (
+            Flag("since", "TIME", "only files changed at or after this Unix time", kind="number"),
+            Flag("all", "", "ended sandboxes too"),
+        ),
+    ),
+    Verb(
+        "sandbox sessions", "sandbox:sessions", "", "List your sandboxes in K8E's words.",
+        (Flag("phase", "PHASE", "Active, Paused, Terminated or all", default="Active"),),
+    ),
+    Verb("sandbox destroy", "sandbox:destroy", "[ID]", "End a sandbox and all that runs in it.", (TENANT,)),
+    Verb(
+        "sandbox write", "sandbox:write_file", "ID PATH", "Write standard input to a file.",
+        (Flag("mode", "w|a", "w replaces the file, a appends to it", default="w"),),
+        ("echo 1,2 | atoll sandbox write $ID /workspace/data.csv",),
+    ),
+    Verb("sandbox read", "sandbox:read", "ID PATH", "Read a file.", (RAW,)),
+    Verb("sandbox status", "sandbox:status", "", "Whether the service answers, and the tenant's sandbox.", (TENANT,)),
+    Verb("sandbox ps", "sandbox:ps", "ID", "List the processes inside."),
+    Verb(
+        "sandbox log", "sandbox:log", "ID", "Print the transcript.",
+        (
+            Flag("offset", "BYTES", "start there", kind="int", default=0),
+            Flag("limit", "BYTES", "at most so much (0: as much as one answer holds)", kind="int", default=0),
+            Flag("follow", "", "go on until the sandbox ends", short="f"),
+            RAW,
+        ),
+    ),
+    Verb(
+        "sandbox events", "sandbox:events", "[ID]", "What happened, newest last.",
+        (Flag("limit", "N", "at most so many", kind="int", default=500),),
+    ),
+    Verb(
+        "sandbox poll", "sandbox:poll", "RUN_ID", "State and output of a background run.",
+        (Flag("follow", "", "wait for its end", short="f"),),
+    ),
+    Verb("sandbox catalog", "help:catalog", "", "This list as JSON."),
+    Verb(
+        "exec", "execute:execute", "REF CMD [ARG...]", "Run a program in a sandbox.",
+        (
+            Flag("interactive", "", "pass standard input on", short="i"),
+            Flag("tty", "", "on a terminal", short="t"),
+            Flag("detach", "", "start it, print its id and return", short="d"),
+            ENV,
+            Flag("workdir", "PATH", "where it starts", short="w"),
+            Flag("user", "USER", "as whom", short="u"),
+            Flag("timeout", "SECONDS", "kill it after so long (exit 124)", kind="number"),
+            Flag("raw", "", "control characters unescaped even on a terminal"),
+        ),
+        ("atoll exec build make -j2", "atoll exec -it build bash", "tar c . | atoll exec -i build tar x"),
+        passes=2,
+    ),
+    Verb(
+        "attach", "terminal:attach", "REF [CMD] [ARG...]", "A shell in a sandbox, on your terminal.",
+        (ENV, Flag("workdir", "PATH", "where it starts", short="w"), Flag("user", "USER", "as whom", short="u")),
+        passes=2,
+    ),
+    Verb(
+        "cp", "copy:copy", "SRC DST", "Copy files and trees; REF:/path is in a sandbox, - is standard input or output.",
+        (),
+        ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),
+    ),
+    Verb("serve", "service:serve", "", "The daemon in the foreground."),
+    Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
+    Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
+    Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),
+    Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
+    Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
+    Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),
+    Verb("help", "help:show", "[VERB] [VERB2]", "This text, or a verb's."),
+)  # fmt: skip
+
+BY_NAME = {verb.name: verb for verb in VERBS}
+GROUPS = ("sandbox", "daemon")
