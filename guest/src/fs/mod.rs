@@ -17,7 +17,12 @@ pub mod replace;
 mod sed;
 mod select;
 mod stat;
+mod tar_format;
+mod tar_in;
+mod tar_out;
+mod tar_source;
 pub mod walk;
+mod watch;
 mod write;
 
 use crate::op::{OpError, OpFn, OpIo, Req};
@@ -35,8 +40,11 @@ pub fn lookup(op: &str) -> Option<OpFn> {
         "move" => moving::rename,
         "copy" => copy::copy,
         "chmod" => owner::chmod,
+        "watch" => watch::watch,
         "grep" => grep::grep,
         "sed" => sed::sed,
+        "tar_out" => tar_out::tar_out,
+        "tar_in" => tar_in::tar_in,
         "du" => du::du,
         _ => return None,
     })
