@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import grpc
@@ -29,6 +30,8 @@ from .status import message_of, status_of, trailers_of
 RECHECK_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 
+TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-tenant` says; a label, never a right
+
 Kind = Class | None  # None: not counted
 Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
 
@@ -44,8 +47,8 @@ class Calls:
     def handlers(
         self, service: ServiceDescriptor, implementation: object, kinds: Mapping[str, Kind], scopes: Mapping[str, str]
     ) -> grpc.GenericRpcHandler:
-        """All RPCs of a service. `kinds` says which are counted as writes (others are reads), `scopes` which need more
-        than `use`."""
+        """All RPCs of a service. `kinds` says which are counted as writes (others are reads), `scopes` which need another
+        scope than `use` (empty: none)."""
         table = {
             method.name: self._handler(
                 method,
@@ -93,10 +96,12 @@ class Calls:
         try:
             if peer is None:
                 raise Unauthenticated("this connection is not known")
-            who = self._keeper.identify(peer, bearer_of(_authorization(context)))
+            who = self._keeper.identify(peer, bearer_of(_said(context, "authorization")))
             if kind is not None:
                 self._keeper.admit(who, kind)
-            require(who, scope)
+            if scope:
+                require(who, scope)
+            TENANT.set(_said(context, "x-sandbox-tenant") or "")
             async with self._watched(who):
                 yield who
         except AtollError as error:
@@ -147,10 +152,11 @@ class Calls:
             watcher.cancel()
 
 
-def _authorization(context: grpc.aio.ServicerContext) -> str | None:
-    found = [value for name, value in context.invocation_metadata() or () if name == "authorization"]
+def _said(context: grpc.aio.ServicerContext, name: str) -> str | None:
+    """One value of the call's metadata; two of them contradict each other."""
+    found = [value for key, value in context.invocation_metadata() or () if key == name]
     if len(found) > 1:
-        raise Unauthenticated("more than one authorization was sent")
+        raise Unauthenticated(f"more than one `{name}` was sent")
     if not found:
         return None
     return found[0] if isinstance(found[0], str) else found[0].decode("utf-8", "replace")

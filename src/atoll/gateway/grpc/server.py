@@ -18,15 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from msgspec import Struct
 
+from ...core import Core
 from ...core.credentials import Doorkeeper
+from ...core.keys import Keys
+from ...errors import InvalidArgument
 from ..tls import Authority
 from .calls import Calls, Kind, Observer
 from .doors import Doors
 from .introspection import SERVICE as REFLECTION
 from .introspection import Reflection
+from .service import DESCRIPTOR, KINDS, SCOPES, SandboxService
 
 MAX_MESSAGE = 64 * 1024 * 1024
 RENEW_CHECK_SECONDS = 6 * 3600.0
@@ -42,6 +48,13 @@ OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+
+
+class Settings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """`[gateway.grpc]` of config.toml. `listen` is what `atoll serve` opens; empty: the Unix socket only."""
+
+    listen: tuple[str, ...] = ("127.0.0.1:50051",)
+    advertised: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,38 @@ class Running:
                     self.context.load_cert_chain(self.authority.server_cert_file, self.authority.server_key_file)
             except (OSError, ValueError) as trouble:
                 _log.error("the gateway's certificate could not be renewed: %s", trouble)
+
+
+async def serve(core: Core, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Running:
+    """What the daemon calls. The Unix socket is always opened; TCP (`listen`, else the operator's setting) with `tcp`."""
+    settings = read_settings(core)
+    authority = Authority(core.home / "tls", advertised=settings.advertised)
+    await asyncio.to_thread(authority.ensure)
+    keeper = Doorkeeper(Keys(core.home / "atoll.db"), authority)
+    services = [Service(DESCRIPTOR, SandboxService(core, keeper, authority), KINDS, SCOPES)]
+    addresses = [parse_address(text) for text in (settings.listen if listen is None else listen)] if tcp else []
+    return await start(services, keeper, authority, home=core.home, listen=addresses, unix=core.home / "grpc.sock")
+
+
+def read_settings(core: Core) -> Settings:
+    table = dict(core.config.gateway.get("grpc") or {})
+    advertised = os.environ.get("ATOLL_ADVERTISED_HOSTNAME") or os.environ.get("K8E_SANDBOX_ADVERTISED_HOSTNAME")
+    if advertised:
+        table["advertised"] = advertised
+    try:
+        return msgspec.convert(table, Settings)
+    except msgspec.ValidationError as bad:
+        raise InvalidArgument(f"config.toml, [gateway.grpc]: {bad}") from None
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """`host:port`, `[::1]:port`, `:port` (every IPv4 address) or a bare port (loopback)."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InvalidArgument(f"not an address to listen on: {text!r:.80}", hint="for example 127.0.0.1:50051")
+    if ":" not in text:
+        return "127.0.0.1", int(port)
+    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 async def start(
