@@ -63,6 +63,21 @@ def test_a_failed_build_tells_why_and_leaves_nothing(tmp_path: Path, monkeypatch
     assert store.list() == () and os.listdir(store.root / "tmp") == [] and os.listdir(store.root / "layers") == []
 
 
+def test_a_callback_that_raises_stops_the_build(tmp_path: Path) -> None:
+    """Giving up ends mmdebstrap, and the caller gets its own exception back."""
+
+    class GaveUp(Exception):
+        pass
+
+    def give_up(_step: Progress) -> None:
+        raise GaveUp
+
+    store = ImageStore(tmp_path / "store")
+    with pytest.raises(GaveUp):
+        store.build_debian("given-up", [], give_up)
+    assert store.list() == () and os.listdir(store.root / "tmp") == [] and os.listdir(store.root / "layers") == []
+
+
 def test_sources_are_the_distributions_own(tmp_path: Path) -> None:
     """Both formats are read; disabled, source-only, and vendors' entries are passed over."""
     lists = tmp_path / "apt/sources.list.d"

@@ -174,37 +174,50 @@ def test_machines_without_a_merged_usr_are_told(tmp_path: Path) -> None:
         top_links(tmp_path)
 
 
+def run_in(image: HostImage, tmp_path: Path, script: str) -> "subprocess.CompletedProcess[str]":
+    """Run a shell script on the image's two stacks, in a mount namespace that ends with it."""
+    work = tmp_path / "mounts"
+    work.mkdir()
+    lowers = ":".join(map(str, image.lowers)), ":".join(map(str, image.usr_lowers))
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RUN, "sh", str(work), *lowers]
+    return subprocess.run(
+        [*command, image.env["PATH"], script], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@root_only
+def test_hidden_files_cannot_be_reached_by_root(tmp_path: Path) -> None:
+    """Root inside sees neither the names nor, through a link, the content; everything else is there."""
+    image = make(tmp_path, small_usr(tmp_path))
+    point = tmp_path / "point"
+    point.mkdir()
+    script = 'mount -t overlay overlay -o ro,lowerdir="$2" "$1" && cd "$1" && ls . bin share/x && cat share/x/open bin/link'
+    lowers = ":".join(map(str, image.usr_lowers))
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(point), lowers],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    listed = set(done.stdout.split())
+    assert {"bin", "tool", "link", "open", "content"} <= listed, done.stderr
+    assert not {"private", "secret", "pipe", "half"} & listed and "bin/link" in done.stderr
+
+
 @root_only
 def test_real_programs_start_in_it(tmp_path: Path) -> None:
-    """On this machine's real /usr: Python starts, verifies with the CA bundle, may pip install, and sees no secret."""
+    """On this machine's real /usr: Python starts, verifies with the CA bundle, and nothing of it is written."""
     if not shutil.which("python3", path="/usr/bin"):
         pytest.skip("this machine has no /usr/bin/python3")
-    planted = Path(f"/usr/share/atoll-test-{os.getpid()}-{os.urandom(4).hex()}")
-    planted.write_text("root only")
-    planted.chmod(0o600)
-    try:
-        image = ImageStore(tmp_path / "store").host_image()
-        again = ImageStore(tmp_path / "store").host_image()
-        assert again == image
-        script = f"""
-        cat {planted} 2>/dev/null && echo leaked; ls /usr/share | grep -c {planted.name}
-        echo mine > /usr/share/written && cat /usr/share/written; ls /home
-        python3 -c 'import json, os, ssl, glob, pwd
+    image = ImageStore(tmp_path / "store").host_image()
+    script = """
+    echo mine > /usr/share/written && cat /usr/share/written; ls /home
+    python3 -c 'import json, os, ssl, glob, pwd
 print(json.dumps([
   len(ssl.create_default_context(cafile="/etc/ssl/certs/ca-certificates.crt").get_ca_certs()) > 0,
   glob.glob("/usr/lib/python3*/EXTERNALLY-MANAGED"), os.listdir("/root"), os.listdir("/workspace"),
   pwd.getpwnam("user").pw_dir]))'
-        """
-        work = tmp_path / "mounts"
-        work.mkdir()
-        lowers = ":".join(map(str, image.lowers)), ":".join(map(str, image.usr_lowers))
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", RUN, "sh", str(work), *lowers]
-        done = subprocess.run(
-            [*command, image.env["PATH"], script], capture_output=True, text=True, timeout=120, check=False
-        )
-    finally:
-        planted.unlink()
+    """
+    done = run_in(image, tmp_path, script)
     lines = done.stdout.splitlines()
-    assert lines[:3] == ["0", "mine", "user"], done.stderr
-    assert json.loads(lines[3]) == [True, [], [], [], "/home/user"]
+    assert lines[:2] == ["mine", "user"], done.stderr
+    assert json.loads(lines[2]) == [True, [], [], [], "/home/user"]
     assert not Path("/usr/share/written").exists()

@@ -145,7 +145,7 @@ def test_removal_waits_for_pulls_of_other_processes(tmp_path: Path, monkeypatch:
 
 def test_names_for_local_images(tmp_path: Path) -> None:
     """Names of the catalog, `host`, and what could be mistaken for a path or reference are refused."""
-    store = ImageStore(tmp_path / "store", reserved_names=["python"])
+    store = ImageStore(tmp_path / "store")
     for name in ("python", "host", "", "A", "../x", "a/b", "a:b", "-a", "a" * 64, "a\n"):
         with pytest.raises(InvalidArgument):
             store.build_debian(name, ["git"])

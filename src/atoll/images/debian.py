@@ -44,6 +44,11 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
             "building from Debian packages needs mmdebstrap, which is not installed",
             hint="install it with `apt-get install mmdebstrap`",
         )
+    if _lacks_ids():
+        raise Unsupported(
+            "building from Debian packages as an ordinary user needs subordinate ids, and this user has none",
+            hint="sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 $USER",
+        )
     sources = machine_sources()
     settings = apt_settings()
     program = _Program(names, sources, settings, variant, progress)
@@ -69,6 +74,12 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
         platform=str(Platform.here()),
         notes=tuple(f"{text} ({count})" for text, count in sorted(layer.notes.items())),
     )
+
+
+def _lacks_ids() -> bool:
+    """In a user namespace with a single id no package can be unpacked: they have files of several owners."""
+    ranges = Path("/proc/self/uid_map").read_text().split()
+    return os.geteuid() == 0 and sum(int(count) for count in ranges[2::3]) < 1000
 
 
 def check_packages(packages: Sequence[str]) -> tuple[str, ...]:
@@ -102,6 +113,7 @@ class _Program:
         self._progress = progress
         self._lines: list[str] = []
         self._late = False
+        self._stopped: BaseException | None = None
 
     def __enter__(self) -> BinaryIO:
         self._work = tempfile.TemporaryDirectory(prefix="atoll-debian-", ignore_cleanup_errors=True)
@@ -141,6 +153,8 @@ class _Program:
             self._process.stdout.close()
         status = self._process.wait()
         self._listener.join()
+        if self._stopped is not None:
+            raise self._stopped
         if self._late:
             raise Timeout(f"the build took longer than {_BUILD_SECONDS} seconds")
         if status != 0:
@@ -160,7 +174,17 @@ class _Program:
             line = printable(raw.decode("utf-8", "replace").strip())[:300]
             if line:
                 self._lines = [*self._lines[-_KEPT_LINES + 1 :], line]
-                self._progress(Progress("build", line))
+                self._report(line)
+
+    def _report(self, line: str) -> None:
+        """A callback that raises stops the build; the exception is raised again where the build was asked for."""
+        if self._stopped is not None:
+            return
+        try:
+            self._progress(Progress("build", line))
+        except BaseException as error:
+            self._stopped = error
+            os.killpg(self._process.pid, signal.SIGTERM)
 
     def _expire(self) -> None:
         self._late = True

@@ -101,7 +101,10 @@ def write(etc: EtcPlan, target: Path) -> None:
     for relative in etc.copies:
         destination = target / Path(relative).relative_to("etc")
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _copy(etc.root / relative, destination)
+        try:
+            _copy(etc.root / relative, destination)
+        except FileNotFoundError:
+            pass  # removed since the plan was made
     extra = etc.texts.get("extra-ca", "")
     for bundle in _BUNDLES:
         _write_bundle(etc.root / bundle, target / Path(bundle).relative_to("etc"), extra)

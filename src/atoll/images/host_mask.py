@@ -58,15 +58,19 @@ def _scan(usr: Path) -> _Scan:
     pending = [""]
     while pending:
         directory = pending.pop()
-        stamps[directory] = os.stat(usr / directory).st_ctime_ns
-        with os.scandir(usr / directory) as entries:
-            for entry in entries:
-                path = f"{directory}/{entry.name}" if directory else entry.name
-                found = entry.stat(follow_symlinks=False)
-                if _is_hidden(entry.name, found.st_mode):
-                    hidden.append(path)
-                elif stat.S_ISDIR(found.st_mode):
-                    pending.append(path)
+        try:
+            stamps[directory] = os.stat(usr / directory).st_ctime_ns
+            with os.scandir(usr / directory) as entries:
+                for entry in entries:
+                    path = f"{directory}/{entry.name}" if directory else entry.name
+                    found = entry.stat(follow_symlinks=False)
+                    if _is_hidden(entry.name, found.st_mode):
+                        hidden.append(path)
+                    elif stat.S_ISDIR(found.st_mode):
+                        pending.append(path)
+        except FileNotFoundError:
+            # Packages are being installed right now: a stamp that never matches makes the next call look again.
+            stamps[directory] = 0
     return _Scan(tuple(sorted(hidden)), stamps)
 
 
@@ -138,7 +142,10 @@ def _whiteout(work: Path, path: str, flavour: OverlayFlavour) -> None:
 
 def _copy_look(source: Path, target: Path) -> None:
     """A directory that merges shows the top-most one's owner, mode and time: they must be the real one's."""
-    found = os.stat(source)
+    try:
+        found = os.stat(source)
+    except FileNotFoundError:
+        return  # gone since the scan
     if os.geteuid() == 0 and found.st_uid <= 65533 and found.st_gid <= 65533:
         try:
             os.chown(target, found.st_uid, found.st_gid)

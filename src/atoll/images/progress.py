@@ -19,6 +19,7 @@ class Progress:
     total: int = 0
 
 
+# Called from the threads that do the work, never by two at once. Raising from it gives the pull or build up.
 ProgressCallback = Callable[[Progress], None]
 
 

@@ -142,10 +142,10 @@ class _Fetch:
         def report(done: int) -> None:
             if self._cancelled.is_set():
                 raise ImageError("the pull was given up")
-            with self._lock:
+            with self._lock:  # also around the callback, which need not expect several threads at once
                 self._done[item.digest] = done
                 total = sum(self._done.values())
-            self._progress(Progress("download", item.digest[:19], total, self._total))
+                self._progress(Progress("download", item.digest[:19], total, self._total))
 
         with file_lock(self._lock_path(item)):
             if not self._layers.has(diff_id):  # another process may have brought it while we waited
@@ -163,7 +163,8 @@ class _Fetch:
                 nonlocal last
                 if consumed != last:
                     last = consumed
-                    self._progress(Progress("unpack", diff_id[:19], consumed, item.size))
+                    with self._lock:
+                        self._progress(Progress("unpack", diff_id[:19], consumed, item.size))
 
             fd = os.open(self._blob_path(item), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with os.fdopen(fd, "rb") as source:

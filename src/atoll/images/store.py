@@ -16,8 +16,9 @@ from pathlib import Path
 
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
 from atoll.images import debian
+from atoll.images.catalog import HOST, Catalog
 from atoll.images.credentials import DockerConfig
-from atoll.images.host import HostImage, build_host_image
+from atoll.images.host import HostImage, build_host_image, find_host_image, forget_host_images
 from atoll.images.image import Image
 from atoll.images.layers import LayerStore
 from atoll.images.limits import Limits
@@ -30,7 +31,6 @@ from atoll.images.reference import Reference, is_digest
 from atoll.images.registry import Registry
 from atoll.images.tree import remove_tree
 
-HOST = "host"
 _LOCAL_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _REMOVAL_SECONDS = 30.0
 
@@ -55,14 +55,15 @@ class ImageStore:
         insecure_registries: Iterable[str] = (),
         ca_file: Path | None = None,
         limits: Limits | None = None,
-        reserved_names: Collection[str] = (),
+        reserved_names: Collection[str] | None = None,
     ) -> None:
         self.root = root
         self._credentials = credentials
         self._insecure = frozenset(insecure_registries)
         self._ca_file = ca_file
         self._limits = limits or Limits()
-        self._reserved = frozenset(reserved_names) | {HOST}
+        names = Catalog.load().names() if reserved_names is None else reserved_names
+        self._reserved = frozenset(names) | {HOST}
         for name in ("", "blobs", "layers", "images", "names", "host", "tmp"):
             (root / name).mkdir(mode=0o711, parents=True, exist_ok=True)
         self._lock = root / "lock"
@@ -117,6 +118,10 @@ class ImageStore:
         """The machine's own image, prepared again only when something it is made of has changed."""
         with file_lock(self.root / "host" / "lock"):
             return build_host_image(self.root / "host", self._layers.flavour, extra_ca=extra_ca)
+
+    def find_host_image(self, digest: str) -> HostImage | None:
+        """The very `host` image a stopped sandbox was made from, while it is kept."""
+        return find_host_image(self.root / "host", digest)
 
     # finding images
 
@@ -184,6 +189,8 @@ class ImageStore:
                 os.unlink(entry.path)
             for entry in os.scandir(self.root / "tmp"):
                 remove_tree(Path(entry.path))
+            with file_lock(self.root / "host" / "lock"):
+                forget_host_images(self.root / "host", frozenset(in_use))
             return Pruned(tuple(nameless), len(orphans), freed)
 
     def _unreferenced_layers(self) -> tuple[str, ...]:
