@@ -10,9 +10,6 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
 pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<()> {
-    for file in &order.join {
-        std::fs::write(file, "0").map_err(|e| Failure::new("cgroup", format!("{file}: {e}")))?;
-    }
     // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
     let lowers = order.overlays.iter().map(|o| lower_trees(o, user_ns)).collect::<Result<Vec<_>>>()?;
     let sources = order.binds.iter().map(|b| given_source(b, fds)).collect::<Result<Vec<_>>>()?;

@@ -39,12 +39,14 @@ fn run() -> Result<()> {
     let mut args = std::env::args().skip(1);
     let base = number(args.next())?;
     let count = number(args.next())?;
+    sys::die_with_parent()?;
     sys::detach_from_terminal();
     let spaces = namespaces::make(base, count)?;
     channel::send("{\"ready\":true}", Some(&spaces.net));
     let Some((text, fds)) = channel::receive()? else { return Ok(()) };
     let order = order::parse(&text)?;
     layout::build(&order, base, &spaces.user, &fds)?;
+    sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
     channel::send("{\"mounted\":true}", None);
     become_engine(&order, spaces, fds)
 }

@@ -6,8 +6,6 @@ use serde_json::{Map, Value};
 pub struct Start {
     /// An existing directory every ancestor of which anybody may traverse; covered by a tmpfs in our own mount namespace only.
     pub stage: String,
-    /// `cgroup.procs` files to enter before anything is made, so that whatever is half made can be found and killed.
-    pub join: Vec<String>,
     pub disk: Disk,
     /// The first has an empty target and is the root; the others lie on top of it.
     pub overlays: Vec<Overlay>,
@@ -57,7 +55,6 @@ pub fn parse(message: &[u8]) -> Result<Start> {
     let mut order = Fields::of(value)?;
     let start = Start {
         stage: order.text("stage")?,
-        join: order.list("join", text)?,
         disk: disk(order.take("disk")?)?,
         overlays: order.list("overlays", overlay)?,
         binds: order.list("binds", bind)?,
@@ -174,7 +171,7 @@ impl Fields {
 mod tests {
     use super::*;
 
-    const GOOD: &str = r#"{"stage":"/mnt","join":[],"disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
+    const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
         "binds":[{"source":{"disk":"w"},"target":"w","read_only":false,"idmap":true}],"mountpoints":["proc"],
         "read_only_root":false,"argv":["/bin/true"],"env":[]}"#;
 

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from atoll.backends.contract import BoxSpec, Mount
 from atoll.backends.local import binaries, bundle, children
 from atoll.backends.local.container import ContainerBox, Engine
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
-from atoll.errors import Conflict, Internal, InvalidArgument, Unsupported
+from atoll.errors import AtollError, Conflict, Internal, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from atoll.backends.local.backend import LocalBackend
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "limited")
 _BACKLOG = 8
 _LISTEN_FD = 3
+_HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _RESERVED = ("proc", "sys", "dev", ".atoll", "workspace")
 
 
@@ -40,23 +42,21 @@ class Assembly:
     async def make(self) -> ContainerBox:
         spec, backend = self._spec, self._backend
         binds = [_bind(mount.target, mount.read_only, _host_source(mount)) for mount in spec.mounts]
+        if not _HOSTNAME.fullmatch(spec.hostname):
+            raise InvalidArgument(f"not a host name: {spec.hostname[:64]!r}")
         group = backend.groups.create(spec.id)
         self._run.mkdir(mode=0o700)
         self._step("group")
         base = self._take_ids()
         self._step("ids")
-        launching = asyncio.create_task(Launcher.prepare(base))
-        try:
-            await self._make_disk()
-        finally:
-            launcher = await launching
+        launcher = await self._prepare(base)
         try:
             self._step("disk")
             self._step("prepared")
             if spec.network is not None:
                 await spec.network(launcher.net)
             self._step("network")
-            await self._start(launcher, base, binds, group.join_file())
+            await self._start(launcher, base, binds)
         finally:
             await launcher.close()
         init = self._find_init(base)
@@ -69,6 +69,19 @@ class Assembly:
             )
         self._step("limited")
         return ContainerBox(self._record(base, init.pid, enforced), self._paths, group, init)
+
+    async def _prepare(self, base: int) -> Launcher:
+        """Namespaces and disk, side by side."""
+        launching = asyncio.create_task(Launcher.prepare(base))
+        try:
+            await self._make_disk()
+            return await asyncio.shield(launching)
+        except BaseException:
+            launching.cancel()
+            with suppress(asyncio.CancelledError, AtollError, OSError):
+                launcher = await launching
+                await launcher.close()
+            raise
 
     def _step(self, name: str) -> None:
         self._backend.on_step(self._spec.id, name)
@@ -91,7 +104,7 @@ class Assembly:
         path.parent.mkdir(mode=0o700)
         await self._backend.disks.create(path, self._spec.limits.disk_mb)
 
-    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], join: str) -> None:
+    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
         spec = self._spec
         stage = self._paths.stage()
         config = bundle.configuration(
@@ -109,7 +122,6 @@ class Assembly:
             fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, self._listen, self._agent)]
             order = {
                 "stage": stage,
-                "join": [join],
                 "disk": {"image": str(self._paths.disk(spec.id))},
                 "overlays": self._overlays(),
                 "binds": [*self._own_binds(agent=3), *binds],

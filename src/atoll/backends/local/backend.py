@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from atoll.backends.local.disks import Disks
 from atoll.backends.local.ids import IdRanges
 from atoll.backends.local.paths import ID, Paths, check_id
 from atoll.backends.local.probe import ENGINES, Probes
-from atoll.errors import AlreadyExists, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
+from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
 
 log = logging.getLogger("atoll.backend")
 
@@ -76,10 +76,17 @@ class LocalBackend:
                 box = await Assembly(self, spec, engine, workspace).make()
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
-                await asyncio.shield(self._bury({"id": spec.id}, keep_disk=spec.disk is not None))
+                await _to_the_end(self._clean_up(spec.id, keep_disk=spec.disk is not None))
                 raise
             self._boxes[spec.id] = box
             return box
+
+    async def _clean_up(self, box: str, *, keep_disk: bool) -> None:
+        """After a failed create, whose own error is the one to tell. What stays is swept by the next daemon."""
+        try:
+            await self._bury({"id": box}, keep_disk=keep_disk)
+        except (AtollError, OSError) as error:
+            log.error("sandbox %s could not be made and is not wholly gone: %s", box, error)
 
     @contextmanager
     def _exclusive(self, box: str) -> Iterator[None]:
@@ -211,6 +218,14 @@ class LocalBackend:
     async def _engine(self, runtime: str) -> Engine:
         await self.pick(runtime)
         return await self.probes.engine()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Finish the work even if the caller is cancelled again and again meanwhile."""
+    task = asyncio.create_task(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
 
 
 def _remove(path: Path) -> None:

@@ -1,9 +1,9 @@
 """One control group per sandbox, on pure v2, on v1, and on hybrid hosts that have both.
 
-The group is made first and removed last, and the launcher joins it before it makes anything: whatever is half made
-can be found and killed by it. Killing and freezing go through the unified hierarchy where there is one, never through
-the v1 freezer, under which SIGKILL hangs. Limits are set once the engine is done, so that a small limit cannot break
-the start itself; no code of a user runs before that.
+The group is made first and removed last, so that whatever is half made can be found and killed by it. Killing and
+freezing go through the unified hierarchy where there is one, never through the v1 freezer, under which SIGKILL hangs.
+Limits are set once the engine is done, so that a small limit cannot break the start itself; no code of a user runs before
+that.
 """
 
 import asyncio
@@ -136,10 +136,6 @@ class Group:
         self.box = box
         self._hierarchies = hierarchies
         self._path = path
-
-    def join_file(self) -> str:
-        """Where a launcher writes itself, in the hierarchy the group is killed by."""
-        return str(self._killing() / "cgroup.procs")
 
     # Limits
 
@@ -280,12 +276,6 @@ class Group:
 
     def _unified(self) -> Path | None:
         return self._hierarchies.unified / self._path if self._hierarchies.unified else None
-
-    def _killing(self) -> Path:
-        found = self._unified() or self._of("pids") or self._of("memory")
-        if found is None:
-            raise Unsupported("no control group to hold a sandbox")
-        return found
 
     def _directories(self) -> Iterator[Path]:
         for mount in self._hierarchies.mounts():

@@ -36,15 +36,15 @@ class Watched:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._fd = os.pidfd_open(pid)
-        self._ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(self._fd, self._readable)
 
     async def wait(self) -> Status:
-        return await asyncio.shield(self._ended)
+        return await asyncio.shield(self.ended)
 
     @property
     def over(self) -> bool:
-        return self._ended.done()
+        return self.ended.done()
 
     def signal(self, number: int) -> None:
         if self._fd < 0:
@@ -63,8 +63,8 @@ class Watched:
     def _readable(self) -> None:
         status = reap(self._fd)
         self.close()
-        if not self._ended.done():
-            self._ended.set_result(status)
+        if not self.ended.done():
+            self.ended.set_result(status)
 
 
 def reap(pidfd: int) -> Status:

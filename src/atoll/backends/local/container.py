@@ -39,7 +39,8 @@ class ContainerBox:
         self._group = group
         self._init = init
         self._killed = ""
-        self._ended = asyncio.create_task(self._watch(), name=f"watch-{record['id']}")
+        self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        init.ended.add_done_callback(self._on_end)
 
     @property
     def id(self) -> str:
@@ -88,8 +89,7 @@ class ContainerBox:
         return dict(self._record["enforced"])
 
     def release(self) -> None:
-        """Stop watching; the sandbox goes on."""
-        self._ended.cancel()
+        """Stop watching; the sandbox goes on, and `wait` is for the next daemon to answer."""
         self._init.close()
 
     def _alive(self) -> None:
@@ -104,9 +104,8 @@ class ContainerBox:
             return None, None
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
-    async def _watch(self) -> Ended:
-        status = await self._init.wait()
-        return _how(status, self._group.oom_kills() or 0, self._killed)
+    def _on_end(self, ended: asyncio.Future[Status]) -> None:
+        self._ended.set_result(_how(ended.result(), self._group.oom_kills() or 0, self._killed))
 
 
 def _how(status: Status, oom_kills: int, killed: str) -> Ended:
