@@ -52,7 +52,11 @@ pub struct View {
 /// An operation that is open on the connection.
 pub enum Stream {
     View(View),
-    Op { running: Arc<Running>, credit: u64, in_credit: u64 },
+    Op {
+        running: Arc<Running>,
+        credit: u64,
+        in_credit: u64,
+    },
     Forward(Forward),
     /// Its RESULT comes from elsewhere.
     Waiting,
@@ -119,9 +123,7 @@ pub struct Agent {
 impl Agent {
     pub fn new(boot: Boot) -> Result<Self, String> {
         let failed = |what: &'static str| move |e: std::io::Error| format!("{what}: {e}");
-        for signal in 1..=64 {
-            unsafe { libc::signal(signal, libc::SIG_DFL) };
-        }
+        sys::default_signals();
         let signals = sys::signalfd(&[libc::SIGCHLD, libc::SIGTERM, libc::SIGINT]).map_err(failed("signalfd"))?;
         let poll = Poll::new().map_err(failed("epoll"))?;
         let bells = Bells::new().map_err(failed("eventfd"))?;
@@ -682,10 +684,10 @@ impl Agent {
             let Some(fd) = proc.control.as_ref().map(AsRawFd::as_raw_fd) else { return };
             let mut buf = [0; REPORT_BYTES];
             match sys::read(fd, &mut buf) {
-                Ok(0) => return self.on_shim_gone(key),
-                Ok(n) => proc.control_bytes.extend_from_slice(buf.get(..n).unwrap_or_default()),
+                Ok(n) if n > 0 => proc.control_bytes.extend_from_slice(buf.get(..n).unwrap_or_default()),
                 Err(e) if sys::would_block(&e) => return,
-                Err(_) => return self.on_shim_gone(key),
+                // The shim is ending; what that means is known once it is reaped and its children have a new parent.
+                _ => return proc.control = None,
             }
             while let Some(raw) = self.procs.get_mut(&key).and_then(Proc::next_report) {
                 if let Some(report) = shim::decode_report(&raw) {
@@ -705,21 +707,19 @@ impl Agent {
         }
     }
 
-    /// The shim has ended. Normally everything is over; if it was killed, its children are ours now.
-    fn on_shim_gone(&mut self, key: u32) {
+    /// The shim is dead and reaped. Normally everything is over; if it was killed, its children are ours now.
+    fn on_shim_reaped(&mut self, key: u32) {
         let Some(proc) = self.procs.get_mut(&key) else { return };
-        proc.control = None;
+        proc.shim = 0;
         if proc.pid == 0 {
             return self.on_failed(key, Report::Failed { stage: shim::Stage::Fork, errno: libc::ECHILD });
         }
-        if proc.exit.is_some() {
-            return;
-        }
         let ours = std::process::id() as i32;
-        if crate::proctree::look(proc.pid).is_none_or(|entry| entry.ppid != ours) {
+        if proc.exit.is_none() && crate::proctree::look(proc.pid).is_none_or(|entry| entry.ppid != ours) {
             let wall_ms = proc.started.elapsed().as_millis() as u64;
             self.finish(key, Exit { wall_ms, ..Exit::default() });
         }
+        self.after_kill(key);
     }
 
     pub fn on_exit(&mut self, key: u32, status: i32, user_us: u64, sys_us: u64, max_rss_kb: u64) {
@@ -778,10 +778,7 @@ impl Agent {
             if let Some(key) = shim {
                 // Its last words may still be in the socket.
                 self.on_control(key);
-                if let Some(proc) = self.procs.get_mut(&key) {
-                    proc.shim = 0;
-                }
-                self.after_kill(key);
+                self.on_shim_reaped(key);
                 continue;
             }
             let main = self.procs.values().find(|p| p.pid == pid && p.exit.is_none()).map(|p| p.key);

@@ -177,7 +177,10 @@ impl Forward {
 /// Where a request wants to go: an address, or both loopbacks for `localhost`.
 pub fn addresses(req: &Req) -> Result<Vec<SocketAddr>, OpError> {
     let port = req.u64("port")?;
-    let port = u16::try_from(port).ok().filter(|p| *p > 0).ok_or_else(|| OpError::invalid("`port` must be within 1..65535"))?;
+    let port = u16::try_from(port)
+        .ok()
+        .filter(|p| *p > 0)
+        .ok_or_else(|| OpError::invalid("`port` must be within 1..65535"))?;
     let hosts = match req.opt_str("host")?.unwrap_or("localhost") {
         "localhost" => vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)],
         text => vec![text.parse().map_err(|_| OpError::invalid("`host` must be an IP address"))?],

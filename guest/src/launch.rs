@@ -94,11 +94,28 @@ impl Launcher {
             pty: pty.is_some(),
         };
         let stdin = req.opt_bool("stdin", false)? || pty.is_some();
-        Ok(Plan { id, shown: shown(&argv), spec, cwd, pty, stdin, detach, ring: ring.clamp(4096, RING_MOST) as usize, timeout })
+        Ok(Plan {
+            id,
+            shown: shown(&argv),
+            spec,
+            cwd,
+            pty,
+            stdin,
+            detach,
+            ring: ring.clamp(4096, RING_MOST) as usize,
+            timeout,
+        })
     }
 
     /// The defaults, then the sandbox's own, then the user's, then the request's.
-    fn environment(&mut self, req: &Req, user: Option<&User>, cwd: &Path, pty: bool, shell: &[u8]) -> Result<Env, OpError> {
+    fn environment(
+        &mut self,
+        req: &Req,
+        user: Option<&User>,
+        cwd: &Path,
+        pty: bool,
+        shell: &[u8],
+    ) -> Result<Env, OpError> {
         let clear = req.opt_bool("clear_env", false)?;
         let base = if clear { Vec::new() } else { self.env.clone() };
         let own;
@@ -110,9 +127,13 @@ impl Launcher {
             }
         };
         let uid = user.map_or(unsafe { libc::geteuid() }, |u| u.uid);
-        let home = who.and_then(|u| u.home.clone()).unwrap_or_else(|| if uid == 0 { b"/root".to_vec() } else { b"/".to_vec() });
+        let home =
+            who.and_then(|u| u.home.clone())
+                .unwrap_or_else(|| if uid == 0 { b"/root".to_vec() } else { b"/".to_vec() });
         let name = who.and_then(|u| u.name.clone()).unwrap_or_else(|| uid.to_string().into_bytes());
-        let term = req.opt_map("pty")?.and_then(|m| Req::new(m.clone()).opt_str("term").ok().flatten().map(|t| t.as_bytes().to_vec()));
+        let term = req
+            .opt_map("pty")?
+            .and_then(|m| Req::new(m.clone()).opt_str("term").ok().flatten().map(|t| t.as_bytes().to_vec()));
         let mut env: Env = Vec::with_capacity(base.len() + 12);
         let identity = [(b"HOME".to_vec(), home), (b"USER".to_vec(), name.clone()), (b"LOGNAME".to_vec(), name)];
         for (key, value) in identity.iter() {
@@ -218,7 +239,8 @@ fn programs(name: &[u8], env: &Env) -> Result<Vec<CString>, OpError> {
 fn limits(req: &Req) -> Result<Vec<(u32, u64, u64)>, OpError> {
     let mut out = Vec::new();
     for (name, pair) in req.opt_map("rlimits")?.into_iter().flatten() {
-        let resource = name.as_str().and_then(sys::resource_of).ok_or_else(|| OpError::invalid("unknown name in `rlimits`"))?;
+        let resource =
+            name.as_str().and_then(sys::resource_of).ok_or_else(|| OpError::invalid("unknown name in `rlimits`"))?;
         let limit = |i: usize| pair.as_array().and_then(|p| p.get(i)).and_then(Value::as_u64);
         let (Some(soft), Some(hard)) = (limit(0), limit(1)) else {
             return Err(OpError::invalid("`rlimits` must map names to [soft, hard]"));
@@ -243,7 +265,10 @@ fn check_env(key: &[u8], value: &[u8]) -> Result<(), OpError> {
 }
 
 fn c_list(items: impl IntoIterator<Item = Vec<u8>>) -> Result<Vec<CString>, OpError> {
-    items.into_iter().map(|s| CString::new(s).map_err(|_| OpError::invalid("an argument contains a NUL byte"))).collect()
+    items
+        .into_iter()
+        .map(|s| CString::new(s).map_err(|_| OpError::invalid("an argument contains a NUL byte")))
+        .collect()
 }
 
 /// The start of the argument list, for listings.
@@ -291,7 +316,9 @@ pub fn start_error(report: Report, programs: &[CString], name: &[u8]) -> OpError
             ("program_not_found", format!("{name}: {why}"))
         }
         (Stage::Exec, libc::E2BIG) => ("invalid_argument", "arguments and environment are too long".into()),
-        (Stage::Exec, libc::ENOMEM | libc::EAGAIN | libc::EMFILE | libc::ENFILE) => ("exhausted", format!("{name}: {text}")),
+        (Stage::Exec, libc::ENOMEM | libc::EAGAIN | libc::EMFILE | libc::ENFILE) => {
+            ("exhausted", format!("{name}: {text}"))
+        }
         (Stage::Exec, _) => ("program_not_executable", format!("{name}: {text}")),
         (Stage::Fork, _) => ("exhausted", format!("cannot start another process: {text}")),
         (Stage::Limits, _) => ("invalid_argument", format!("rlimits: {text}")),

@@ -65,7 +65,9 @@ impl Agent {
         let id = check_id(req.str("id")?)?;
         match self.ids.get(id).and_then(|key| self.procs.get(key)) {
             Some(proc) => Ok(proc),
-            None if self.past.contains(&mark_of(id)) => Err(OpError::new("gone", "the record of the process was dropped")),
+            None if self.past.contains(&mark_of(id)) => {
+                Err(OpError::new("gone", "the record of the process was dropped"))
+            }
             None => Err(OpError::new("not_found", "no such process")),
         }
     }
@@ -208,7 +210,11 @@ impl Agent {
         let out = proc.outs.get(which).ok_or_else(|| OpError::invalid("`ch` must be 1 or 2"))?;
         let start = offset.clamp(out.ring.start(), out.ring.end());
         let (first, second) = out.ring.slices(start, most as usize);
-        Ok(Some(map([("start", start.into()), ("data", [first, second].concat().into()), ("end", out.ring.end().into())])))
+        Ok(Some(map([
+            ("start", start.into()),
+            ("data", [first, second].concat().into()),
+            ("end", out.ring.end().into()),
+        ])))
     }
 
     fn op_procs(&self) -> Value {
@@ -235,7 +241,8 @@ impl Agent {
         // As PID 1 all processes are the sandbox's; else only those below the agent are its own.
         let own: Vec<&proctree::Entry> =
             if me == 1 { table.iter().collect() } else { proctree::below(&table, &[me], None) };
-        let mut shown: Vec<&proctree::Entry> = own.into_iter().filter(|e| e.pid != me && !hidden.contains(&e.pid)).collect();
+        let mut shown: Vec<&proctree::Entry> =
+            own.into_iter().filter(|e| e.pid != me && !hidden.contains(&e.pid)).collect();
         shown.sort_by_key(|e| e.pid);
         let truncated = shown.len() > 600;
         let processes = shown.iter().take(600).map(|e| proctree::describe(e)).collect();
@@ -246,7 +253,10 @@ impl Agent {
 
     fn op_signal(&mut self, req: &Req) -> Outcome {
         let number = req.u64("signal")?;
-        let signal = i32::try_from(number).ok().filter(|n| (0..=64).contains(n)).ok_or_else(|| OpError::invalid("no such signal"))?;
+        let signal = i32::try_from(number)
+            .ok()
+            .filter(|n| (0..=64).contains(n))
+            .ok_or_else(|| OpError::invalid("no such signal"))?;
         let group = req.opt_str("group")?.unwrap_or("process").to_owned();
         let proc = self.find_mut(req)?;
         if proc.pid == 0 || (proc.exit.is_some() && group != "tree") {
@@ -392,7 +402,13 @@ impl Agent {
             ("procs", (procs as u64).into()),
             ("mem_kb", (pages * proctree::page_kb()).into()),
             ("agent_rss_kb", (agent * proctree::page_kb()).into()),
-            ("disk", map([("total", (disk.f_blocks as u64 * block).into()), ("free", (disk.f_bavail as u64 * block).into())])),
+            (
+                "disk",
+                map([
+                    ("total", (disk.f_blocks as u64 * block).into()),
+                    ("free", (disk.f_bavail as u64 * block).into()),
+                ]),
+            ),
         ])
     }
 

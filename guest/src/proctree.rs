@@ -88,8 +88,13 @@ pub fn below<'a>(table: &'a [Entry], roots: &[i32], session: Option<i32>) -> Vec
 pub fn describe(entry: &Entry) -> Value {
     let mut cmdline = std::fs::read(format!("/proc/{}/cmdline", entry.pid)).unwrap_or_default();
     cmdline.truncate(1024);
-    let words: Vec<Value> =
-        cmdline.strip_suffix(&[0]).unwrap_or(&cmdline).split(|b| *b == 0).filter(|_| !cmdline.is_empty()).map(text_or_bin).collect();
+    let words: Vec<Value> = cmdline
+        .strip_suffix(&[0])
+        .unwrap_or(&cmdline)
+        .split(|b| *b == 0)
+        .filter(|_| !cmdline.is_empty())
+        .map(text_or_bin)
+        .collect();
     let uid = std::fs::read(format!("/proc/{}/status", entry.pid)).ok().and_then(|raw| {
         let text = String::from_utf8_lossy(&raw).into_owned();
         let line = text.lines().find(|l| l.starts_with("Uid:"))?;
@@ -126,7 +131,11 @@ mod tests {
     fn cycles_and_sessions_are_walked_once() {
         let entry = |pid, ppid, session| Entry { pid, ppid, session, state: b'S', comm: vec![], rss_pages: 0 };
         let table = [entry(2, 1, 2), entry(3, 2, 3), entry(4, 5, 9), entry(5, 4, 9), entry(6, 1, 3)];
-        let pids = |found: Vec<&Entry>| { let mut p: Vec<i32> = found.iter().map(|e| e.pid).collect(); p.sort(); p };
+        let pids = |found: Vec<&Entry>| {
+            let mut p: Vec<i32> = found.iter().map(|e| e.pid).collect();
+            p.sort();
+            p
+        };
         assert_eq!(pids(below(&table, &[2], None)), [3]);
         assert_eq!(pids(below(&table, &[4], None)), [5]);
         assert_eq!(pids(below(&table, &[2], Some(3))), [3, 6]);

@@ -111,9 +111,9 @@ impl Agent {
                 return Ok(Turn::Sent);
             }
         }
-        let delivered = proc.outs.iter().zip(&view.position).all(|(out, position)| {
-            let closed = !view.follow || out.fd.is_none();
-            closed && out.last.is_some_and(|last| *position >= last)
+        let delivered = proc.outs.iter().zip(&view.position).all(|(out, position)| match view.follow {
+            true => out.fd.is_none() && *position >= out.ring.end(),
+            false => out.last.is_some_and(|last| *position >= last),
         });
         if !ended || !(view.discard || delivered) {
             return Ok(Turn::Idle);

@@ -74,10 +74,7 @@ impl Ring {
         }
         let at = (from % size as u64) as usize;
         let first = count.min(size - at);
-        (
-            self.buf.get(at..at + first).unwrap_or_default(),
-            self.buf.get(..count - first).unwrap_or_default(),
-        )
+        (self.buf.get(at..at + first).unwrap_or_default(), self.buf.get(..count - first).unwrap_or_default())
     }
 
     /// Keeps only what is there, for a stream that has ended.

@@ -118,11 +118,22 @@ pub fn would_block(error: &io::Error) -> bool {
 }
 
 pub fn accept(fd: RawFd) -> Result<OwnedFd> {
-    own(unsafe { libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) })
+    own(unsafe {
+        libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
+    })
 }
 
 pub fn kill(pid: i32, signal: i32) -> Result<()> {
     check(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// Puts every signal to its default, so that no child inherits an ignored one. By the bare system call: the C library
+/// hides two signals that whoever started us may have left ignored.
+pub fn default_signals() {
+    let action = [0u64; 4];
+    for signal in 1..=64 {
+        unsafe { libc::syscall(libc::SYS_rt_sigaction, signal, action.as_ptr(), std::ptr::null::<u64>(), 8usize) };
+    }
 }
 
 /// Blocks every signal for this thread and those it starts, and gives a descriptor that tells of `which`.

@@ -45,7 +45,9 @@ impl Accounts {
         if let Some(group) = group {
             found.gid = match parse_id(group)? {
                 Some(gid) => gid,
-                None => self.gid_of(group).ok_or_else(|| OpError::invalid(format!("no group `{group}` in the sandbox")))?,
+                None => {
+                    self.gid_of(group).ok_or_else(|| OpError::invalid(format!("no group `{group}` in the sandbox")))?
+                }
             };
         }
         if found.uid > MOST_ID || found.gid > MOST_ID {
@@ -168,8 +170,28 @@ mod tests {
 
     #[test]
     fn refuses_what_parses_differently_elsewhere() {
-        for spec in ["", ":", "0:", ":0", "-1", "+1", "0x0", "65535", "4294967297", "2147483648", "1.0", " 1", "1 ", "nobody-here",
-            "huge", "0:0:0", "1e3", "root\n", "root\0", "\u{0661}"] {
+        for spec in [
+            "",
+            ":",
+            "0:",
+            ":0",
+            "-1",
+            "+1",
+            "0x0",
+            "65535",
+            "4294967297",
+            "2147483648",
+            "1.0",
+            " 1",
+            "1 ",
+            "nobody-here",
+            "huge",
+            "0:0:0",
+            "1e3",
+            "root\n",
+            "root\0",
+            "\u{0661}",
+        ] {
             assert!(accounts().resolve(spec).is_err(), "{spec:?}");
         }
     }

@@ -158,11 +158,9 @@ impl Decoder {
 
     fn head(&self) -> Option<(usize, u32, u8)> {
         match self.buf.get(self.start..self.end)? {
-            [a, b, c, d, e, f, g, h, kind, ..] => Some((
-                u32::from_be_bytes([*a, *b, *c, *d]) as usize,
-                u32::from_be_bytes([*e, *f, *g, *h]),
-                *kind,
-            )),
+            [a, b, c, d, e, f, g, h, kind, ..] => {
+                Some((u32::from_be_bytes([*a, *b, *c, *d]) as usize, u32::from_be_bytes([*e, *f, *g, *h]), *kind))
+            }
             _ => None,
         }
     }
