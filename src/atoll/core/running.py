@@ -133,7 +133,7 @@ class Running:
         """No end was seen. If only the daemon is leaving, the next one will find the command again."""
         self.error = error
         self.ended, self.ended_at = True, time.time()
-        if not isinstance(error, errors.Unavailable):
+        if not isinstance(self.live.client.over, errors.Unavailable):
             self._store.update_command(self.live.id, self.id, status="lost", ended_at=self.ended_at)
         self.summary = {"status": "lost"}
         self._close()

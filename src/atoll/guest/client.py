@@ -169,8 +169,9 @@ class GuestClient:
 
     async def lost(self, op: str, lost: ConnectionLost) -> errors.AtollError:
         """The error for an operation whose answer was lost: why the sandbox ended if it did, else OutcomeUnknown."""
-        await asyncio.sleep(0)
-        return self._over or errors.OutcomeUnknown(f"`{op}` was under way when the channel broke: {lost}")
+        if self._over is not None and not isinstance(self._over, errors.Unavailable):
+            return self._over
+        return errors.OutcomeUnknown(f"`{op}` was under way when the channel broke: {self._over or lost}")
 
     # Bulk data
 

@@ -208,6 +208,8 @@ class Process:
                 if self.pid is None and same_agent and self._client.started - self._nth < MAX_RECORDS:
                     raise errors.Unavailable("the channel broke before the command was started") from None
                 raise errors.OutcomeUnknown(f"the agent no longer knows this command: {lost}") from None
+            except errors.Unavailable:
+                raise await self._client.lost("exec", lost) from None
             except ConnectionLost:
                 if attempt == 3:
                     raise await self._client.lost("exec", lost) from None

@@ -1,0 +1,192 @@
+"""The daemon: one process per user and state directory, started on demand, gone when there is nothing to do.
+
+    python -m atoll.gateway.daemon --home ~/.atoll
+
+It holds `daemon.lock` all its life, agrees with the machine about what runs before its socket appears, and leaves
+sandboxes running whenever it ends, whether asked or killed; only a forced stop ends them.
+"""
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from atoll import config, errors
+from atoll.backends.contract import Backend
+from atoll.core import Core
+from atoll.core.images import Images
+from atoll.core.network import Network
+from atoll.gateway.rest import Rest
+from atoll.gateway.server import Listener
+
+log = logging.getLogger("atoll.daemon")
+
+PATIENCE = 5.0
+MAX_LOG = 16 * 1024 * 1024
+CHECK = 5.0
+HELD = 75  # exit status: another daemon has this home
+
+
+class Daemon:
+    """The process around a Core. `stop` and `pin` are what REST may do to it."""
+
+    def __init__(self, home: Path, core: Core) -> None:
+        self.home = home
+        self.core = core
+        self.started_at = time.time()
+        self.listener = Listener(Rest(core, self), home / "daemon.sock")
+        self._stopping = asyncio.Event()
+        self._pinned = False
+
+    def pin(self) -> None:
+        self._pinned = True
+
+    async def stop(self, force: bool) -> int:
+        """Stop soon; the number of sandboxes that go on. With `force` they are destroyed first."""
+        if force:
+            rows = self.core.store.living()
+            ends = (
+                self.core.sandboxes.end(row["id"], "destroyed", "daemon stop --force", row["owner"]) for row in rows
+            )
+            for failure in await asyncio.gather(*ends, return_exceptions=True):
+                if isinstance(failure, BaseException):
+                    log.error("a sandbox could not be ended: %s", failure)
+        asyncio.get_running_loop().call_later(0.05, self._stopping.set)
+        return self.core.store.count_live()
+
+    async def run(self) -> None:
+        """Serve until stopped, told by a signal, or idle for long."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        await self.core.start()
+        try:
+            await self.listener.open()
+            log.info("serving %s, pid %d", self.home, os.getpid())
+            idle = asyncio.create_task(self._leave_when_idle())
+            await self._stopping.wait()
+            idle.cancel()
+        finally:
+            log.info("stopping; %d sandboxes go on", self.core.store.count_live())
+            self.listener.hide()
+            await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
+            await self.listener.close(PATIENCE)
+            await self.core.close()
+
+    async def _leave_when_idle(self) -> None:
+        limit = self.core.config.daemon.idle_exit_s
+        if not limit:
+            return
+        since = time.monotonic()
+        while True:
+            await asyncio.sleep(min(CHECK, limit))
+            if self._pinned or self.listener.connections or self.core.store.count_live():
+                since = time.monotonic()
+            elif time.monotonic() - since >= limit and await self._nobody_comes():
+                log.info("nothing to do for %.0f s", limit)
+                self._stopping.set()
+                return
+
+    async def _nobody_comes(self) -> bool:
+        """Take the socket away and look once more, so that no caller is accepted by a daemon that leaves."""
+        self.listener.hide()
+        await asyncio.sleep(0.1)
+        if not self.listener.connections:
+            return True
+        await self.listener.open()
+        return False
+
+
+def take_lock(home: Path) -> TextIO:
+    """The lock that makes this the only daemon of its home; SystemExit when there is one already."""
+    lock = open(home / "daemon.lock", "a+", encoding="ascii")  # noqa: SIM115  # held for life
+    os.fchmod(lock.fileno(), 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another daemon is running here", file=sys.stderr)
+        raise SystemExit(HELD) from None
+    lock.seek(0)
+    lock.truncate()
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def prepare_home(home: Path) -> None:
+    home.mkdir(mode=0o711, parents=True, exist_ok=True)
+    status = home.stat()
+    if status.st_uid != os.geteuid():
+        raise errors.PermissionDenied(f"{home} belongs to another user", hint="set ATOLL_HOME to a directory of yours")
+    home.chmod(0o711)
+
+
+def start_log(home: Path, level: str) -> None:
+    """Everything goes to daemon.log; what a crash prints goes there too when the spawner made it our stderr."""
+    path = home / "daemon.log"
+    try:
+        if path.stat().st_size > MAX_LOG:
+            path.replace(home / "daemon.log.1")
+    except FileNotFoundError:
+        pass
+    handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
+    path.chmod(0o600)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
+def local_backend(home: Path) -> Backend:
+    from atoll.backends.local import LocalBackend
+
+    return LocalBackend(home)
+
+
+def local_images(home: Path) -> Images:
+    from atoll.core.images import StoredImages
+    from atoll.images.store import ImageStore
+
+    return StoredImages(ImageStore(home / "images"))
+
+
+def local_network(home: Path, settings: config.Config) -> Network | None:
+    """The seam for egress: None is loopback only."""
+    return None
+
+
+async def serve(home: Path) -> None:
+    settings = config.load(home)
+    core = Core(home, local_backend(home), local_images(home), settings, local_network(home, settings))
+    await Daemon(home, core).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import uvloop
+
+    parser = argparse.ArgumentParser(prog="atoll daemon")
+    parser.add_argument("--home", type=Path, required=True)
+    home = Path(os.path.abspath(parser.parse_args(arguments).home))
+    os.umask(0o077)
+    try:
+        prepare_home(home)
+        lock = take_lock(home)
+        start_log(home, config.load(home).daemon.log_level)
+        uvloop.run(serve(home))
+        lock.close()
+    except errors.AtollError as error:
+        print(f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"the daemon cannot run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
