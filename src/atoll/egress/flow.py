@@ -69,16 +69,19 @@ class Flow:
 
     def cut(self) -> None:
         """End now, with a reset on both sides."""
+        self._reset_on_close()
+        if self._relay is not None:
+            self._relay.end()
+        elif self._task is not None:
+            self._task.cancel()
+
+    def _reset_on_close(self) -> None:
         for sock in (self.client, self._server):
             if sock is not None and sock.fileno() >= 0:
                 try:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _HARD_CLOSE)
                 except OSError as err:
                     _log.debug("reset: %s", err)
-        if self._relay is not None:
-            self._relay.end()
-        elif self._task is not None:
-            self._task.cancel()
 
     async def _run(self) -> None:
         try:
@@ -88,6 +91,7 @@ class Flow:
             self._refuse(no)
         except (OSError, TimeoutError) as err:
             _log.debug("connection to %s:%d: %s", self.address, self.port, err)
+            self._reset_on_close()
             self._close()
         except asyncio.CancelledError:
             self._close()

@@ -16,11 +16,13 @@ from typing import Final
 CLONE_NEWNET: Final = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_NEWLINK, _DELLINK, _NEWADDR, _NEWROUTE = 16, 17, 20, 24
+_ERROR, _NEWLINK, _DELLINK, _GETLINK, _NEWADDR, _NEWROUTE = 2, 16, 17, 18, 20, 24
 _REQUEST, _ACK, _EXCL, _CREATE = 0x1, 0x4, 0x200, 0x400
 _IFLA_IFNAME, _IFLA_LINKINFO, _IFLA_GROUP, _IFLA_NET_NS_FD = 3, 18, 27, 28
 _INFO_KIND, _INFO_DATA, _VETH_INFO_PEER = 1, 2, 1
 _IFF_UP: Final = 1
+_IFLA_OPERSTATE: Final = 16
+_OPERSTATE_UP: Final = 6
 _NESTED: Final = 0x8000
 _HEADER = struct.Struct("=IHHII")
 _IFINFO = struct.Struct("=BxHiII")
@@ -91,8 +93,8 @@ class Netlink:
         self.close()
 
     def add_veth(self, name: str, peer: str, peer_net: int) -> None:
-        """A pair: `name` here and down, `peer` in `peer_net` and up."""
-        inner = _IFINFO.pack(0, 0, 0, _IFF_UP, _IFF_UP)
+        """A pair, both ends down: `name` here, `peer` in `peer_net`."""
+        inner = _IFINFO.pack(0, 0, 0, 0, 0)
         inner += _attr(_IFLA_IFNAME, peer.encode() + b"\0") + _attr(_IFLA_NET_NS_FD, struct.pack("=I", peer_net))
         data = _attr(_INFO_DATA | _NESTED, _attr(_VETH_INFO_PEER | _NESTED, inner))
         info = _attr(_IFLA_LINKINFO | _NESTED, _attr(_INFO_KIND, b"veth\0") + data)
@@ -113,6 +115,20 @@ class Netlink:
     def set_up(self, index: int, up: bool = True) -> None:
         self._request(_NEWLINK, 0, _IFINFO.pack(0, 0, index, _IFF_UP if up else 0, _IFF_UP))
 
+    def is_running(self, name: str) -> bool:
+        """Does the interface carry packets? Up is not enough: the kernel starts its queue a moment after its peer's.
+
+        Asking makes newer kernels do so at once (they bring the carrier state up to date for this message).
+        """
+        answer = self._exchange(_GETLINK, 0, _IFINFO.pack(0, 0, 0, 0, 0) + _attr(_IFLA_IFNAME, name.encode() + b"\0"))
+        at = _HEADER.size + _IFINFO.size
+        while at + 4 <= len(answer):
+            size, kind = struct.unpack_from("=HH", answer, at)
+            if kind == _IFLA_OPERSTATE:
+                return answer[at + 4] == _OPERSTATE_UP
+            at += (max(size, 4) + 3) & ~3
+        return True
+
     def set_group(self, index: int, group: int) -> None:
         self._request(_NEWLINK, 0, _IFINFO.pack(0, 0, index, 0, 0) + _attr(_IFLA_GROUP, struct.pack("=I", group)))
 
@@ -125,15 +141,21 @@ class Netlink:
                 raise
 
     def _request(self, kind: int, flags: int, body: bytes) -> None:
+        self._exchange(kind, _ACK | flags, body)
+
+    def _exchange(self, kind: int, flags: int, body: bytes) -> bytes:
+        """Send one message; its answer, or the error in it."""
         self._sequence += 1
         size = _HEADER.size + len(body)
-        self._socket.send(_HEADER.pack(size, kind, _REQUEST | _ACK | flags, self._sequence, 0) + body)
+        self._socket.send(_HEADER.pack(size, kind, _REQUEST | flags, self._sequence, 0) + body)
         while True:
             answer = self._socket.recv(65536)
             got_size, got_kind, _, sequence, _ = _HEADER.unpack_from(answer)
-            if got_kind != 2 or sequence != self._sequence or got_size < _HEADER.size + 4:
+            if sequence != self._sequence:
                 continue
+            if got_kind != _ERROR:
+                return answer[:got_size]
             (code,) = struct.unpack_from("=i", answer, _HEADER.size)
             if code:
                 raise OSError(-code, os.strerror(-code))
-            return
+            return b""

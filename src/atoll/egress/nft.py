@@ -41,16 +41,15 @@ table inet atoll {{
   }}
   chain verdict {{
     type filter hook prerouting priority dstnat + 10; policy drop;
-    ct mark 0 goto refuse
+    ct mark {{ {TO_BROKER}, {TO_RESOLVER} }} goto admit
+    update @log_rate {{ iifname limit rate 20/second burst 200 packets }} log prefix "refused" group {LOG_GROUP}
+    meta l4proto tcp reject with tcp reset
+  }}
+  chain admit {{
     meta l4proto udp update @dns_rate {{ iifname limit rate over 200/second burst 500 packets }} drop
     ct state new tcp flags syn update @syn_rate {{ iifname limit rate over 1000/second burst 3000 packets }} drop
     ct state new meta l4proto tcp add @open {{ iifname ct count over 4000 }} reject with tcp reset
     accept
-  }}
-  chain refuse {{
-    update @log_rate {{ iifname limit rate 20/second burst 200 packets }} log prefix "refused" group {LOG_GROUP}
-    meta l4proto tcp reject with tcp reset
-    drop
   }}
   chain inward {{
     type filter hook input priority filter; policy drop;

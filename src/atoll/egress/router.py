@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,6 +24,7 @@ PREFIX: Final = 30
 _BASE: Final = 0x64600000  # 100.96.0.0
 _BLOCKS: Final = 1 << 17  # /30 blocks up to 100.103.255.255
 _DYING: Final = 0xA7011
+_RUNNING_SECONDS: Final = 0.5
 _SYSCTLS: Final = (
     ("ipv4/ip_forward", "0"),
     ("ipv4/conf/all/rp_filter", "1"),
@@ -100,6 +102,7 @@ class Router:
         self._netlink = netlink
         self._sweeper = Netlink()
         self._used: set[int] = set()
+        self._closed_ends: dict[str, Netlink] = {}
         self._host_ports: dict[str, frozenset[int]] = {}
         self._next = 0
 
@@ -131,31 +134,47 @@ class Router:
         ifname = "at" + secrets.token_hex(5)
         try:
             with inside_net(net):
-                inner_netlink = Netlink()
+                inside = Netlink()
                 _no_ipv6()
-            with inner_netlink:
-                self._netlink.add_veth(ifname, SANDBOX_IFNAME, net)
-                index = socket.if_nametoindex(ifname)
-                try:
-                    self._netlink.add_address(index, gateway, PREFIX)
-                    with inside_net(net):
-                        inner_index = socket.if_nametoindex(SANDBOX_IFNAME)
-                        lo_index = socket.if_nametoindex("lo")
-                    inner_netlink.set_up(lo_index)
-                    inner_netlink.add_address(inner_index, inner, PREFIX)
-                    inner_netlink.add_default_route(inner_index, gateway)
-                    self._nft.admit(ifname, inner)
-                except BaseException:
-                    self._netlink.set_group(index, _DYING)
-                    raise
+            try:
+                index = self._wire_up(inside, net, ifname, gateway, inner)
+            except BaseException:
+                inside.close()
+                raise
         except BaseException:
             self._used.discard(block)
             raise
+        self._closed_ends[ifname] = inside
         return Link(sandbox, inner, gateway, ifname, index)
+
+    def _wire_up(self, inside: Netlink, net: int, ifname: str, gateway: str, inner: str) -> int:
+        self._netlink.add_veth(ifname, SANDBOX_IFNAME, net)
+        index = socket.if_nametoindex(ifname)
+        try:
+            self._netlink.add_address(index, gateway, PREFIX)
+            with inside_net(net):
+                inner_index, loopback = socket.if_nametoindex(SANDBOX_IFNAME), socket.if_nametoindex("lo")
+            inside.set_up(loopback)
+            inside.add_address(inner_index, inner, PREFIX)
+            inside.set_up(inner_index)
+            inside.add_default_route(inner_index, gateway)
+            self._nft.admit(ifname, inner)
+        except BaseException:
+            self._netlink.set_group(index, _DYING)
+            raise
+        return index
 
     def open_link(self, link: Link) -> None:
         """Bring the router's end up: from now on packets of the sandbox are looked at."""
         self._netlink.set_up(link.index)
+        inside = self._closed_ends.pop(link.ifname, None)
+        if inside is None:
+            return
+        # The sandbox's end starts to send a moment later; a first packet lost to that would cost a second.
+        with inside:
+            deadline = time.monotonic() + _RUNNING_SECONDS
+            while not inside.is_running(SANDBOX_IFNAME) and time.monotonic() < deadline:
+                time.sleep(0.0001)
 
     def known(self, link: Link) -> bool:
         """Does this link still exist here? If so its addresses are taken."""
@@ -194,6 +213,9 @@ class Router:
             _log.debug("link %s is gone already: %s", link.ifname, err)
         self._used.discard(_block(link.gateway))
         self._host_ports.pop(link.ifname, None)
+        inside = self._closed_ends.pop(link.ifname, None)
+        if inside is not None:
+            inside.close()
 
     def sweep(self) -> None:
         """Delete the unplugged interfaces: tens of milliseconds, whatever their number. May run on another thread."""
@@ -210,6 +232,8 @@ class Router:
         self._nft.close()
         self._netlink.close()
         self._sweeper.close()
+        for inside in self._closed_ends.values():
+            inside.close()
         self.sockets.close()
 
     def _reserve(self, address: str | None) -> int:
