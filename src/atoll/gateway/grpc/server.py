@@ -28,11 +28,11 @@ from ...core.credentials import Doorkeeper
 from ...core.keys import Keys
 from ...errors import InvalidArgument
 from ..tls import Authority
+from . import service, verbs
 from .calls import Calls, Kind, Observer
 from .doors import Doors
 from .introspection import SERVICE as REFLECTION
 from .introspection import Reflection
-from .service import DESCRIPTOR, KINDS, SCOPES, SandboxService
 
 MAX_MESSAGE = 64 * 1024 * 1024
 RENEW_CHECK_SECONDS = 6 * 3600.0
@@ -99,13 +99,17 @@ class Running:
                 _log.error("the gateway's certificate could not be renewed: %s", trouble)
 
 
-async def serve(core: Core, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Running:
-    """What the daemon calls. The Unix socket is always opened; TCP (`listen`, else the operator's setting) with `tcp`."""
+async def serve(core: Core, app: verbs.App, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Running:
+    """What the daemon calls, with the REST application for `atoll.v1`. The Unix socket is always opened; TCP (`listen`, else
+    the operator's setting) with `tcp`."""
     settings = read_settings(core)
     authority = Authority(core.home / "tls", advertised=settings.advertised)
     await asyncio.to_thread(authority.ensure)
     keeper = Doorkeeper(Keys(core.home / "atoll.db"), authority)
-    services = [Service(DESCRIPTOR, SandboxService(core, keeper, authority), KINDS, SCOPES)]
+    services = [
+        Service(service.DESCRIPTOR, service.SandboxService(core, keeper, authority), service.KINDS, service.SCOPES),
+        Service(verbs.DESCRIPTOR, verbs.AtollService(core, app, keeper.admit), verbs.KINDS),
+    ]
     addresses = [parse_address(text) for text in (settings.listen if listen is None else listen)] if tcp else []
     return await start(services, keeper, authority, home=core.home, listen=addresses, unix=core.home / "grpc.sock")
 
@@ -148,9 +152,9 @@ async def start(
     doors = Doors(inner)
     server = grpc.aio.server(options=OPTIONS)
     calls = Calls(doors, keeper, observe)
-    names = [service.descriptor.full_name for service in services]
-    for service in [*services, Service(REFLECTION, Reflection(names))]:
-        handlers = calls.handlers(service.descriptor, service.implementation, service.kinds, service.scopes)
+    names = [one.descriptor.full_name for one in services]
+    for one in [*services, Service(REFLECTION, Reflection(names))]:
+        handlers = calls.handlers(one.descriptor, one.implementation, one.kinds, one.scopes)
         server.add_generic_rpc_handlers((handlers,))
     healthy = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
