@@ -66,7 +66,9 @@ def _copy_in(link: Link, source: str, ref: str, path: str) -> int:
     if into:
         path = path.rstrip("/") + "/" + os.path.basename(os.path.abspath(source))
     if stat.S_ISDIR(found.st_mode):
-        link.call(calls.file_operation(ref, "mkdir", {**calls.path_fields(path=path), "parents": True, "exist_ok": True}))
+        link.call(
+            calls.file_operation(ref, "mkdir", {**calls.path_fields(path=path), "parents": True, "exist_ok": True})
+        )
         link.open(calls.tar(ref, path, upload=True), archive.pack(source)).json()
         return 0
     if not stat.S_ISREG(found.st_mode):

@@ -133,6 +133,8 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
             raise UsageError(f"{verb.name} has no flag {word}", "put -- before an argument that starts with a dash")
         else:
             rest.append(word)
+    if values.get("help"):
+        return Arguments(rest, values)
     if len(rest) < verb.at_least:
         raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: {verb.usage}")
     if verb.at_most is not None and len(rest) > verb.at_most:

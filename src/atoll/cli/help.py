@@ -22,7 +22,12 @@ ENVIRONMENT = """Environment
 
 
 def overview(group: str | None = None) -> None:
-    lines = [f"atoll {__version__}: run code where it cannot hurt this machine", "", "Usage: atoll <command> [flags]", ""]
+    lines = [
+        f"atoll {__version__}: run code where it cannot hurt this machine",
+        "",
+        "Usage: atoll <command> [flags]",
+        "",
+    ]
     chosen = [verb for verb in VERBS if group is None or verb.name.startswith(group + " ")]
     width = max(len(f"{verb.name} {verb.positionals}") for verb in chosen) + 2
     lines += [f"  {f'{verb.name} {verb.positionals}'.ljust(width)}{verb.help}" for verb in chosen]

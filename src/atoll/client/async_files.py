@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..errors import NotFound
 from . import archive, calls
+from .aio import AsyncExchange
 from .results import Change, Event, FileInfo, Match, changes
 
 if TYPE_CHECKING:
@@ -213,17 +214,11 @@ class AsyncFiles:
             exchange.close()
 
     async def watch(self, path: "Path" = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
-        """Changes as they happen, until the iterator is closed."""
+        """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = await self._sandbox._target()
         exchange = await link.open(calls.watch(ref, path, recursive))
-        try:
-            await exchange.raise_for_status()
-            async for value in exchange.frames():
-                if isinstance(value, Event):
-                    for change in changes(value.data):
-                        yield change
-        finally:
-            exchange.close()
+        await exchange.raise_for_status()
+        return _changes(exchange)
 
     async def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
         ref, link = await self._sandbox._target()
@@ -243,3 +238,13 @@ async def _pieces(data: IO[bytes] | Iterable[bytes] | AsyncIterable[bytes]) -> A
 def _next(pieces: Iterator[bytes]) -> bytes:
     """The next piece that is not empty; empty at the end."""
     return next((piece for piece in pieces if piece), b"")
+
+
+async def _changes(exchange: AsyncExchange) -> AsyncIterator[Change]:
+    try:
+        async for value in exchange.frames():
+            if isinstance(value, Event):
+                for change in changes(value.data):
+                    yield change
+    finally:
+        exchange.close()

@@ -29,7 +29,12 @@ class AsyncTunnel:
         await self.close()
 
     async def send(self, data: bytes) -> None:
-        await self._write(websocket.BINARY, data)
+        if data:
+            await self._write(websocket.BINARY, data)
+
+    async def send_eof(self) -> None:
+        """No more from this side; the other may still send."""
+        await self._write(websocket.BINARY, b"")
 
     async def recv(self) -> bytes:
         """The next bytes; empty when the other end has closed."""
@@ -82,6 +87,8 @@ async def open_tunnel(link: AsyncLink, ref: str, port: int) -> AsyncTunnel:
     key, headers = websocket.handshake()
     exchange = await link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
     try:
+        if exchange.head.status == 403:  # refused before it began; WebSocket leaves no room for the reason
+            raise Unavailable(f"port {port} cannot be reached: nothing listens there, or the sandbox is gone")
         await exchange.raise_for_status()
         websocket.check(key, exchange.head)
     except ProtocolError as bad:

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from ..errors import NotFound
 from . import archive, calls
+from .blocking import Exchange
 from .results import Change, Event, FileInfo, Match, changes
 
 if TYPE_CHECKING:
@@ -203,16 +204,11 @@ class Files:
             exchange.close()
 
     def watch(self, path: "Path" = ".", *, recursive: bool = True) -> Iterator[Change]:
-        """Changes as they happen, until the iterator is closed."""
+        """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = self._sandbox._target()
         exchange = link.open(calls.watch(ref, path, recursive))
-        try:
-            exchange.raise_for_status()
-            for value in exchange.frames():
-                if isinstance(value, Event):
-                    yield from changes(value.data)
-        finally:
-            exchange.close()
+        exchange.raise_for_status()
+        return _changes(exchange)
 
     def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
         ref, link = self._sandbox._target()
@@ -221,3 +217,12 @@ class Files:
 
 def _pieces(data: IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
     return archive.read_pieces(cast(IO[bytes], data)) if hasattr(data, "read") else iter(data)
+
+
+def _changes(exchange: Exchange) -> Iterator[Change]:
+    try:
+        for value in exchange.frames():
+            if isinstance(value, Event):
+                yield from changes(value.data)
+    finally:
+        exchange.close()

@@ -29,7 +29,12 @@ class Tunnel:
         self.close()
 
     def send(self, data: bytes) -> None:
-        self._write(websocket.BINARY, data)
+        if data:
+            self._write(websocket.BINARY, data)
+
+    def send_eof(self) -> None:
+        """No more from this side; the other may still send."""
+        self._write(websocket.BINARY, b"")
 
     def recv(self) -> bytes:
         """The next bytes; empty when the other end has closed."""
@@ -82,6 +87,8 @@ def open_tunnel(link: Link, ref: str, port: int) -> Tunnel:
     key, headers = websocket.handshake()
     exchange = link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
     try:
+        if exchange.head.status == 403:  # refused before it began; WebSocket leaves no room for the reason
+            raise Unavailable(f"port {port} cannot be reached: nothing listens there, or the sandbox is gone")
         exchange.raise_for_status()
         websocket.check(key, exchange.head)
     except ProtocolError as bad:
