@@ -17,7 +17,7 @@ pub mod replace;
 mod sed;
 mod select;
 mod stat;
-mod tar_format;
+pub mod tar_format;
 mod tar_in;
 mod tar_out;
 mod tar_source;
@@ -88,4 +88,13 @@ fn alive(io: &dyn OpIo) -> Result<(), OpError> {
     } else {
         Ok(())
     }
+}
+
+/// Runs what needs more stack than the threads of operations have.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, OpError> {
+    const STACK: usize = 8 << 20;
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work)?;
+        thread.join().map_err(|_| OpError::new("internal", "a part of the operation failed"))
+    })
 }

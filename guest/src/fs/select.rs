@@ -1,10 +1,10 @@
 //! What grep and sed share: compiling patterns, and finding the files a request means.
 
-use super::alive;
 use super::glob::Choice;
 use super::list::skip_lost;
 use super::node;
 use super::walk::{Step, Walk};
+use super::{alive, on_large_stack};
 use crate::op::{OpError, OpIo, Req};
 use regex::bytes::{Regex, RegexBuilder};
 use rustix::fd::BorrowedFd;
@@ -15,8 +15,6 @@ use std::path::Path;
 
 const MAX_PATTERN: usize = 64 << 10;
 const MAX_NESTING: u32 = 128;
-/// The compiler of the regex crate recurses with the nesting of a pattern, and threads of operations have small stacks.
-const COMPILER_STACK: usize = 8 << 20;
 /// Patterns this short cannot nest deep enough to matter.
 const SHORT: usize = 24;
 
@@ -30,10 +28,8 @@ pub fn compile(pattern: &str, ignore_case: bool, lines: bool) -> Result<Regex, O
     let built = if pattern.len() <= SHORT {
         builder.build()
     } else {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, || builder.build());
-            thread?.join().map_err(|_| OpError::new("internal", "the pattern could not be compiled"))
-        })?
+        // The compiler of the regex crate recurses with the nesting of a pattern.
+        on_large_stack(|| builder.build())?
     };
     built.map_err(|error| OpError::new("bad_pattern", error.to_string()))
 }

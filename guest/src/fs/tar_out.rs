@@ -1,11 +1,11 @@
 //! `tar_out`: a tree, or parts of it, as an archive on the stream.
 
-use super::alive;
 use super::glob::Choice;
 use super::list::skip_lost;
 use super::node::{self, Id, DIRECTORY};
 use super::tar_format::{build, kind, padding, Header};
 use super::walk::{Step, Walk};
+use super::{alive, on_large_stack};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
 use flate2::write::GzEncoder;
 use rmpv::Value;
@@ -50,7 +50,7 @@ pub fn tar_out(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     }
 
     let mut pack = Pack {
-        sink: Sink::new(gzip),
+        sink: Sink::new(gzip)?,
         choice,
         linked: HashMap::new(),
         buffer: vec![0; CHUNK],
@@ -237,9 +237,11 @@ struct Sink {
 }
 
 impl Sink {
-    fn new(gzip: bool) -> Self {
-        let encoder = gzip.then(|| GzEncoder::new(Vec::new(), flate2::Compression::fast()));
-        Self { encoder, buffer: Vec::new(), bytes: 0 }
+    fn new(gzip: bool) -> Result<Self, OpError> {
+        // The state of the compressor is built on the stack before it is boxed.
+        let new_encoder = || GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let encoder = if gzip { Some(on_large_stack(new_encoder)?) } else { None };
+        Ok(Self { encoder, buffer: Vec::new(), bytes: 0 })
     }
 
     fn write(&mut self, data: &[u8], io: &mut dyn OpIo) -> Result<(), OpError> {

@@ -4,7 +4,7 @@
 //! The agent's own temporaries are not shown: a file replaced by one was created and written.
 
 use super::list::skip_lost;
-use super::node::{self, DIRECTORY};
+use super::node::{self, Id, DIRECTORY};
 use super::replace::is_temporary;
 use super::walk::{Step, Walk};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
@@ -12,7 +12,7 @@ use rmpv::Value;
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
-use rustix::fs::{FileType, OFlags};
+use rustix::fs::{FileType, OFlags, CWD};
 use rustix::io::Errno;
 use std::collections::{HashMap, HashSet};
 use std::mem::MaybeUninit;
@@ -39,7 +39,7 @@ pub fn watch(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let root = node::open_root(&path, true)?;
     let mut watcher = Watcher {
         inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
-        root,
+        root: Id::of(&rustix::fs::fstat(&root)?),
         root_path: node::trimmed(path.as_os_str().as_bytes()).to_vec(),
         recursive: req.opt_bool("recursive", false)?,
         directories: HashMap::new(),
@@ -49,7 +49,7 @@ pub fn watch(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
         change_bytes: 0,
         last: None,
     };
-    watcher.add_root().map_err(|error| error.at(path.display()))?;
+    watcher.add_root(root).map_err(|error| error.at(path.display()))?;
     if watcher.recursive {
         watcher.add_tree(b"", false, io).map_err(|error| error.at(path.display()))?;
     }
@@ -75,7 +75,8 @@ struct Moving {
 
 struct Watcher {
     inotify: OwnedFd,
-    root: OwnedFd,
+    /// The root is not kept open: the kernel tells that a directory was removed only when nobody holds it.
+    root: Id,
     root_path: Vec<u8>,
     recursive: bool,
     /// Watch number to path relative to the root.
@@ -89,8 +90,8 @@ struct Watcher {
 }
 
 impl Watcher {
-    fn add_root(&mut self) -> Result<(), OpError> {
-        let added = inotify::add_watch(&self.inotify, node::descriptor_path(self.root.as_fd()).as_str(), EVENTS);
+    fn add_root(&mut self, root: OwnedFd) -> Result<(), OpError> {
+        let added = inotify::add_watch(&self.inotify, node::descriptor_path(root.as_fd()).as_str(), EVENTS);
         let watch = match added {
             // Without /proc the name has to do.
             Err(Errno::NOENT | Errno::NOTDIR) => inotify::add_watch(&self.inotify, self.root_path.as_slice(), EVENTS),
@@ -152,7 +153,7 @@ impl Watcher {
             if !self.wait(io, None)? {
                 return Ok(());
             }
-            loop {
+            while !io.cancelled() {
                 let events = self.read(&mut buffer)?;
                 if events.is_empty() {
                     // The other half of a rename may be just behind.
@@ -166,6 +167,7 @@ impl Watcher {
                         return self.flush(io);
                     }
                 }
+                self.flush(io)?;
             }
             self.moved_away(io)?;
             self.scanned.clear();
@@ -288,7 +290,10 @@ impl Watcher {
     }
 
     fn open_below(&self, path: &[u8]) -> Option<OwnedFd> {
-        let mut at = self.root.try_clone().ok()?;
+        let mut at = node::open(CWD, &self.root_path, OFlags::RDONLY | OFlags::DIRECTORY, 0).ok()?;
+        if Id::of(&rustix::fs::fstat(&at).ok()?) != self.root {
+            return None;
+        }
         for part in path.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
             at = node::open(&at, part, OFlags::RDONLY | DIRECTORY, 0).ok()?;
         }
