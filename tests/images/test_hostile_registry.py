@@ -12,7 +12,8 @@ import pytest
 from image_lab import OCI_MANIFEST, BuiltImage, Member, build_image, digest_of, make_tar
 
 from atoll.errors import AtollError, ImageError
-from atoll.images import DockerConfig, ImageStore, Limits
+from atoll.images import DockerConfig, ImageStore, Limits, Reference
+from atoll.images.transport import Transport
 
 Answer = tuple[int, dict[str, str], bytes]
 LAYER = make_tar(Member("a", b"x" * 5000))
@@ -29,6 +30,7 @@ class FakeRegistry:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 headers = {key.lower(): value for key, value in self.headers.items()}
+                headers["body"] = self.rfile.read(int(headers.get("content-length", "0"))).decode()
                 outer.asked.append((self.path, headers))
                 status, more, body = outer.answer(self.path, headers)
                 self.send_response(status)
@@ -36,6 +38,8 @@ class FakeRegistry:
                     self.send_header(key, value)
                 self.end_headers()
                 self.wfile.write(body)
+
+            do_POST = do_GET
 
             def log_message(self, *_arguments: Any) -> None:
                 pass
@@ -171,6 +175,43 @@ def test_refuses_redirects_to_strange_places(fake: FakeRegistry, tmp_path: Path,
     fake.answer = lambda path, headers: (302, {"Location": target}, b"")
     with pytest.raises(ImageError, match="redirects"):
         store_at(tmp_path).pull(f"{fake.address}/x:1")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "https://169.254.169.254/latest/meta-data", "https://127.0.0.1/x", "https://[::1]/x", "https://localhost/x",
+        "https://0.0.0.0/x", "https://[fe80::1]/x", "http://cdn.example.com/x", "gopher://cdn.example.com/x",
+    ],
+)  # fmt: skip
+def test_a_public_registry_cannot_send_us_to_this_machine(target: str) -> None:
+    """Redirects and token services of a registry elsewhere lead neither here nor to plain HTTP."""
+    transport = Transport(Reference.parse("registry.example.com/x"))
+    with pytest.raises(ImageError, match="redirects"):
+        transport._check_target(target)
+    transport._check_target("https://cdn.example.com/x")
+
+
+def test_identity_tokens_are_exchanged(fake: FakeRegistry, tmp_path: Path) -> None:
+    """An identity token goes to the token service in the body, never in an address."""
+    image = build_image(LAYER)
+
+    def answer(path: str, headers: dict[str, str]) -> Answer:
+        if path == "/token":
+            assert "grant_type=refresh_token" in headers["body"] and "refresh_token=r3fr3sh" in headers["body"]
+            return 200, {}, json.dumps({"access_token": "t0k3n"}).encode()
+        if headers.get("authorization") != "Bearer t0k3n":
+            return 401, {"WWW-Authenticate": f'Bearer realm="http://{fake.address}/token"'}, b""
+        if "/manifests/" in path:
+            return 200, {"Content-Type": OCI_MANIFEST}, image.manifest
+        return 200, {}, image.blobs[path.rpartition("/")[2]]
+
+    fake.answer = answer
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"auths": {fake.address: {"identitytoken": "r3fr3sh"}}}))
+    store = ImageStore(tmp_path / "store", credentials=DockerConfig([config]))
+    assert store.pull(f"{fake.address}/x:1").digest == image.digest
+    assert not [path for path, _ in fake.asked if "r3fr3sh" in path]
 
 
 def test_ignores_addresses_inside_a_manifest(fake: FakeRegistry, other: FakeRegistry, tmp_path: Path) -> None:

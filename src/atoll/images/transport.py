@@ -23,10 +23,12 @@ from atoll.images.credentials import DockerConfig, Login
 from atoll.images.reference import Reference
 
 ATTEMPTS = 5
-_TIMEOUT = urllib3.Timeout(connect=20, read=60)
+_TIMEOUT = urllib3.Timeout(connect=10, read=60)
 _REDIRECTS = 5
 _TOKEN_BYTES = 1 << 20
 _RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+_UNREACHABLE = (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError)
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _CHALLENGE_FIELD = re.compile(r'([A-Za-z_]+)="([^"]*)"')
 
 
@@ -65,12 +67,12 @@ class Transport:
             try:
                 response = self._authorized(path, headers)
             except urllib3.exceptions.HTTPError as error:
-                if isinstance(error, urllib3.exceptions.SSLError):
+                if _UNTRUSTED in str(error):
                     raise ImageError(
                         f"the certificate of {self._name} is not trusted: {reason(error)}",
-                        hint="add its CA to the machine's bundle, or name it as an insecure registry",
+                        hint="add the CA that signed it to the machine's bundle",
                     ) from error
-                if attempt == ATTEMPTS - 1:
+                if attempt == ATTEMPTS - 1 or (isinstance(error, _UNREACHABLE) and attempt > 0):
                     raise Unavailable(f"cannot reach {self._name}: {reason(error)}") from error
                 time.sleep(0.2 * 2**attempt)
                 continue
@@ -132,7 +134,7 @@ class Transport:
             try:
                 self._http.request("GET", f"https://{host}/v2/", redirect=False, headers={"User-Agent": "atoll"})
             except urllib3.exceptions.HTTPError as error:
-                if "CERTIFICATE_VERIFY_FAILED" not in str(error):
+                if _UNTRUSTED not in str(error):
                     self._base = f"http://{host}"
             self._scheme_known = True
 
@@ -233,8 +235,9 @@ def _said(body: bytes) -> str:
 
 
 def reason(error: BaseException) -> str:
+    """What happened, without the names of the objects it happened to."""
     text = str(error)
-    return text[text.rfind("(Caused by") + 1 :].rstrip(")")[:300] if "(Caused by" in text else text[:300]
+    return (text.partition("): ")[2] or text)[:300]
 
 
 def _retry_after(response: urllib3.BaseHTTPResponse, attempt: int) -> float:
