@@ -21,6 +21,7 @@ from atoll import errors
 from atoll.core.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
 from atoll.core.keys import Keys
 from atoll.gateway.grpc import calls as calls_module
+from atoll.gateway.grpc.gateway import Gateway, parse_address
 from atoll.gateway.grpc.server import Service, start
 from atoll.gateway.grpc.status import error_of, message_of, status_of, trailers_of
 from atoll.gateway.pb.atoll.v1 import atoll_pb2, atoll_pb2_grpc
@@ -76,10 +77,13 @@ class House:
         service = Service(
             atoll_pb2.DESCRIPTOR.services_by_name["AtollService"], self.mirror, {"Call": "write"}, {"Connect": "admin"}
         )
-        self.running = await start(
-            [service], self.keeper, self.authority, home=self.home, listen=listen, unix=self.home / "grpc.sock",
-            observe=lambda *seen: self.seen.append(seen),
-        )  # fmt: skip
+
+        async def starter(doors, keeper, authority):
+            return await start(doors, [service], keeper, lambda *seen: self.seen.append(seen))
+
+        self.running = Gateway(self.home, self.keeper, self.authority, starter)
+        await self.running.open_tcp(listen)
+        await self.running.open_unix(self.home / "grpc.sock")
         self.endpoint = f"127.0.0.1:{self.running.port}"
 
     def channel(self, pair: tuple[bytes, bytes] | None = None, endpoint: str | None = None):
@@ -105,7 +109,6 @@ async def house(tmp_path: Path):
     await made.open()
     yield made
     await made.running.close(0)
-    made.keys.close()
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
@@ -179,7 +182,6 @@ async def test_ipv6_loopback(tmp_path: Path) -> None:
         assert await whoami(house.channel(endpoint=f"[::1]:{house.running.port}")) == ME
     finally:
         await house.running.close(0)
-        house.keys.close()
 
 
 async def test_key_over_tls_and_unix(house: House) -> None:
@@ -449,3 +451,16 @@ def test_authorization_forms() -> None:
     assert bearer_of(None) is None
     assert bearer_of("bearer  x ") == "x"
     assert bearer_of("Token x") == ""
+
+
+def test_addresses_to_listen_on() -> None:
+    forms = {
+        "50051": ("127.0.0.1", 50051),
+        "127.0.0.1:0": ("127.0.0.1", 0),
+        ":80": ("0.0.0.0", 80),
+        "[::1]:9": ("::1", 9),
+    }
+    assert {text: parse_address(text) for text in forms} == forms
+    for bad in ("", "host", "host:", "host:x", "host:70000", "host:-1", "host:１"):
+        with pytest.raises(errors.InvalidArgument):
+            parse_address(bad)

@@ -105,6 +105,7 @@ class Authority:
         os.chmod(self.directory, 0o700)
         with self._locked():
             self._load_or_make_ca()
+            self._link_ca()
             if self._server_is_good():
                 return False
             self._make_server()
@@ -244,6 +245,13 @@ class Authority:
         self._key = key
         _write(key_file, _key_pem(key), 0o600)
         _write(self.ca_file, _cert_pem(self._cert), 0o644)
+
+    def _link_ca(self) -> None:
+        """`ca.crt` is what the file is called on the client's side."""
+        link = self.directory / "ca.crt"
+        if not link.is_symlink():
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.ca_file.name)
 
     def _server_is_good(self) -> bool:
         try:

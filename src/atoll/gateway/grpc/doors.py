@@ -16,6 +16,7 @@ import secrets
 import socket
 import ssl
 import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from ...core.credentials import Peer, loopback_owner
@@ -27,10 +28,11 @@ _log = logging.getLogger(__name__)
 
 
 class Doors:
-    """All listeners of one gRPC server, and who came through them."""
+    """All listeners of one gRPC server, and who came through them. `ready` is awaited before a connection is passed on."""
 
-    def __init__(self, inner: Path) -> None:
+    def __init__(self, inner: Path, ready: Callable[[], Awaitable[None]] | None = None) -> None:
         self.inner = inner
+        self.ready = ready
         self.guests: dict[str, Peer] = {}
         self._servers: list[asyncio.AbstractServer] = []
         self._fronts: set[_Front] = set()
@@ -149,6 +151,8 @@ class _Front(_Half):
     async def _connect(self, transport: asyncio.Transport) -> None:
         try:
             peer = _peer(transport)
+            if self._doors.ready is not None:
+                await self._doors.ready()
             self.name = f"atoll-{secrets.token_hex(16)}"
             sock = await _dial(self._doors.inner, self.name)
             self._doors.guests[self.name] = peer
