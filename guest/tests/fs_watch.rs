@@ -1,4 +1,5 @@
 //! Watching directories. Every wait has an end far beyond what it should take.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod fs_support;
 

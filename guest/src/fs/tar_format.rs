@@ -96,9 +96,8 @@ fn number(field: &[u8]) -> Result<i64, OpError> {
         }
         return i64::try_from(value).map_err(|_| broken("a number is too large"));
     }
-    let digits = field.split(|b| *b == 0).next().unwrap_or_default().trim_ascii();
     let mut value: i64 = 0;
-    for digit in digits {
+    for digit in text(field).iter().skip_while(|b| **b == b' ').take_while(|b| **b != b' ') {
         if !(b'0'..=b'7').contains(digit) {
             return Err(broken("a number is not octal"));
         }
@@ -108,8 +107,11 @@ fn number(field: &[u8]) -> Result<i64, OpError> {
     Ok(value)
 }
 
+/// Key and value.
+type Record<'a> = (&'a [u8], &'a [u8]);
+
 /// The records of a pax header, each `length key=value\n`.
-pub fn pax_records(mut data: &[u8]) -> Result<Vec<(&[u8], &[u8])>, OpError> {
+pub fn pax_records(mut data: &[u8]) -> Result<Vec<Record<'_>>, OpError> {
     let bad = || broken("a pax record");
     let mut records = Vec::new();
     while !data.is_empty() && data.first() != Some(&0) {

@@ -224,7 +224,7 @@ fn describe(stat: &Stat, path: &[u8]) -> Header {
         mode: node::permissions(stat),
         uid: u64::from(stat.st_uid),
         gid: u64::from(stat.st_gid),
-        mtime: stat.st_mtime as i64,
+        mtime: stat.st_mtime,
         ..Header::default()
     }
 }

@@ -9,7 +9,6 @@ use crate::op::OpError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, OFlags, RawDir, Stat};
 use rustix::io::Errno;
-use std::mem::MaybeUninit;
 
 /// Levels that keep their descriptor; a bound on what one walk holds open.
 const OPEN_LEVELS: usize = 32;
@@ -60,8 +59,8 @@ impl Names {
 /// Reads a directory from its start. `.` and `..` are left out.
 pub fn names(dir: BorrowedFd<'_>, sorted: bool) -> Result<Names, OpError> {
     let mut found = Names::default();
-    let mut buffer: Vec<MaybeUninit<u8>> = vec![MaybeUninit::uninit(); DIRENT_BUFFER];
-    let mut entries = RawDir::new(dir, &mut buffer);
+    let mut buffer: Vec<u8> = Vec::with_capacity(DIRENT_BUFFER);
+    let mut entries = RawDir::new(dir, buffer.spare_capacity_mut());
     while let Some(entry) = entries.next() {
         let entry = match entry {
             Ok(entry) => entry,

@@ -148,13 +148,13 @@ impl Watcher {
     }
 
     fn run(&mut self, io: &mut dyn OpIo) -> Result<(), OpError> {
-        let mut buffer: Vec<MaybeUninit<u8>> = vec![MaybeUninit::uninit(); 64 << 10];
+        let mut buffer: Vec<u8> = Vec::with_capacity(64 << 10);
         loop {
             if !self.wait(io, None)? {
                 return Ok(());
             }
             while !io.cancelled() {
-                let events = self.read(&mut buffer)?;
+                let events = self.read(buffer.spare_capacity_mut())?;
                 if events.is_empty() {
                     // The other half of a rename may be just behind.
                     if self.moving.is_some() && self.wait(io, Some(&RENAME_WAIT))? && self.readable()? {

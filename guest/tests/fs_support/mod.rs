@@ -1,5 +1,5 @@
 //! A stream for operations under test: what goes in is given, what comes out is kept.
-#![allow(dead_code)]
+#![allow(dead_code, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use atoll_guest::op::{OpError, OpIo, Req};
 use rmpv::Value;
@@ -135,6 +135,11 @@ pub fn names(dir: &Path) -> Vec<String> {
         std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
+}
+
+/// A directory in memory where there is one: deep trees cost a journal dearly.
+pub fn fast_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 /// A tree so deep that no path can name its bottom.
