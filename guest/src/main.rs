@@ -25,6 +25,7 @@ fn agent() -> i32 {
     });
     match started {
         Ok(mut agent) => {
+            boot::settle();
             agent.run();
             0
         }

@@ -27,15 +27,15 @@ impl Entry {
 /// Every process that can be seen.
 pub fn scan() -> Vec<Entry> {
     let Ok(dir) = std::fs::read_dir("/proc") else { return Vec::new() };
-    dir.flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok())
-        .filter_map(|pid| parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?))
-        .collect()
+    dir.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).filter_map(look).collect()
 }
 
 /// The entry of one process.
 pub fn look(pid: i32) -> Option<Entry> {
-    parse_stat(&std::fs::read(format!("/proc/{pid}/stat")).ok()?)
+    use std::io::Read;
+    let mut buf = [0; 1024];
+    let got = std::fs::File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut buf).ok()?;
+    parse_stat(buf.get(..got)?)
 }
 
 /// The name of a process may hold spaces and parentheses: the last `)` ends it.

@@ -69,6 +69,7 @@ impl Stage {
 pub const REPORT_BYTES: usize = 40;
 /// A longer spec does not fit into a socket buffer and goes through a fresh fork instead.
 const SPARE_LIMIT: usize = 64 * 1024;
+const STACK: usize = 64 * 1024;
 
 /// Forks a shim that waits for its spec.
 pub fn spare() -> io::Result<Shim> {
@@ -149,38 +150,45 @@ fn exit_now() -> ! {
     unsafe { libc::_exit(0) }
 }
 
+/// What the child that becomes the process needs, and where it leaves what went wrong.
+struct Birth<'a> {
+    spec: &'a Spec,
+    fds: &'a SpecFds,
+    argv: Vec<*const libc::c_char>,
+    env: Vec<*const libc::c_char>,
+    failure: Option<(Stage, i32)>,
+}
+
+/// Runs in the child, on a stack of its own but in the shim's memory; the shim stands still until it execs or exits.
+extern "C" fn be_born(birth: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the shim waits, so nobody else touches what is behind the pointer.
+    let birth = unsafe { &mut *birth.cast::<Birth>() };
+    birth.failure = Some(become_process(birth));
+    127
+}
+
 /// Starts the process, tells how it ended, and stays until nothing is left below.
 fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
-    let Ok((error_in, error_out)) = sys::pipe() else {
-        return report(control, [2, Stage::Fork as u64, libc::EMFILE as u64, 0, 0]);
+    let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
+    let mut birth = Birth { spec, fds: &fds, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
+    let mut stack = vec![0u128; STACK / 16];
+    let main = unsafe {
+        let top = stack.as_mut_ptr().add(stack.len());
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        libc::clone(be_born, top.cast(), flags, (&raw mut birth).cast())
     };
-    let main = unsafe { libc::fork() };
-    if main == 0 {
-        let (stage, errno) = become_process(spec, &fds);
-        let words = [stage as u64, errno as u64];
-        let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
-        let _ = sys::write(error_out.as_raw_fd(), &bytes);
-        unsafe { libc::_exit(127) };
-    }
+    let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
+    let failure = birth.failure;
+    drop(fds);
+    drop(stack);
+    // The child may have changed ids, which touches this flag of the memory both had.
+    unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
     if main < 0 {
-        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
         return report(control, [2, Stage::Fork as u64, errno as u64, 0, 0]);
     }
-    drop(fds);
-    drop(error_out);
-    let mut failure = [0u8; 16];
-    let failed = loop {
-        match sys::read(error_in.as_raw_fd(), &mut failure) {
-            Err(e) if sys::would_block(&e) => continue,
-            Ok(16) => break true,
-            _ => break false,
-        }
-    };
-    drop(error_in);
-    if failed {
-        let word = |at: usize| failure.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
+    if let Some((stage, errno)) = failure {
         unsafe { libc::waitpid(main, std::ptr::null_mut(), 0) };
-        return report(control, [2, word(0), word(8), 0, 0]);
+        return report(control, [2, stage as u64, errno as u64, 0, 0]);
     }
     report(control, [1, main as u64, 0, 0, 0]);
     loop {
@@ -202,7 +210,8 @@ fn report(control: RawFd, words: [u64; 5]) {
 }
 
 /// Turns the forked child into the process. Comes back only with what went wrong.
-fn become_process(spec: &Spec, fds: &SpecFds) -> (Stage, i32) {
+fn become_process(birth: &Birth) -> (Stage, i32) {
+    let (spec, fds) = (birth.spec, birth.fds);
     let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     unsafe {
         libc::setsid();
@@ -232,7 +241,7 @@ fn become_process(spec: &Spec, fds: &SpecFds) -> (Stage, i32) {
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
-    (Stage::Exec, exec(spec))
+    (Stage::Exec, exec(birth))
 }
 
 /// Takes on the ids and looks whether the kernel really did it.
@@ -240,10 +249,13 @@ fn take_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), i32> {
     let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EPERM);
     unsafe {
         let unchanged = libc::geteuid() == uid && libc::getegid() == gid;
-        if libc::setgroups(groups.len(), groups.as_ptr()) < 0 && !unchanged {
+        // Bare system calls: the wrappers would want to tell other threads, of which this process has none.
+        if libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) < 0 && !unchanged {
             return Err(errno());
         }
-        if libc::setresgid(gid, gid, gid) < 0 || libc::setresuid(uid, uid, uid) < 0 {
+        if libc::syscall(libc::SYS_setresgid, gid, gid, gid) < 0
+            || libc::syscall(libc::SYS_setresuid, uid, uid, uid) < 0
+        {
             return Err(errno());
         }
         let (mut r, mut e, mut s) = (u32::MAX, u32::MAX, u32::MAX);
@@ -257,12 +269,10 @@ fn take_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), i32> {
     Ok(())
 }
 
-fn exec(spec: &Spec) -> i32 {
-    let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
-    let (argv, env) = (pointers(&spec.argv), pointers(&spec.env));
+fn exec(birth: &Birth) -> i32 {
     let mut worst = libc::ENOENT;
-    for program in &spec.programs {
-        unsafe { libc::execve(program.as_ptr(), argv.as_ptr(), env.as_ptr()) };
+    for program in &birth.spec.programs {
+        unsafe { libc::execve(program.as_ptr(), birth.argv.as_ptr(), birth.env.as_ptr()) };
         match io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOENT) {
             libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENAMETOOLONG => {}
             libc::EACCES => worst = libc::EACCES,
