@@ -51,13 +51,18 @@ class Doors:
 
     async def open_unix(self, path: Path, mode: int = 0o600) -> None:
         """Listen on a Unix socket which replaces an older one, and never exists with wider rights than `mode`."""
-        fresh = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}")
+        fresh = f".{path.name[:40]}.{secrets.token_hex(4)}"
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         os.fchmod(listener.fileno(), 0o600)  # Linux makes the file with the socket's own mode
-        listener.bind(str(fresh))
-        os.chmod(fresh, mode)
+        # By way of a descriptor, because a socket's address holds 107 bytes and a path may be longer.
+        directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{directory}/{fresh}")
+        finally:
+            os.close(directory)
+        os.chmod(path.parent / fresh, mode)
         listener.listen(256)
-        os.replace(fresh, path)
+        os.replace(path.parent / fresh, path)
         await self._listen(listener, None)
 
     async def _listen(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
@@ -68,6 +73,10 @@ class Doors:
             lambda: _Front(self), sock=listener, ssl=context, ssl_handshake_timeout=patience
         )
         self._servers.append(server)
+
+    @property
+    def connections(self) -> int:
+        return len(self._fronts)
 
     async def close(self) -> None:
         for server in self._servers:
