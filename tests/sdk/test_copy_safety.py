@@ -88,11 +88,11 @@ def test_links_that_lie_in_the_target_are_not_followed(place: Path) -> None:
 
 def test_a_good_tree_arrives(place: Path) -> None:
     content = os.urandom(300_000)
-    data = tar_of(
-        ("d", None, DIR), ("d/f", content, FILE), ("d/l", "../g", SYM), ("g", b"", FILE), ("./e/deep", b"1", FILE)
-    )
+    files = [("d/f", content, FILE), ("d/l", "../g", SYM), ("g", b"", FILE), ("./e/deep", b"1", FILE), ("h", "d/f", LINK)]
+    data = tar_of(("d", None, DIR), *files)
     done = archive.unpack(in_pieces(data, 777), os.fspath(place / "target"))
-    assert done.refused == [] and done.files == 4
+    assert done.refused == [] and done.files == 5
+    assert (place / "target/h").stat().st_ino == (place / "target/d/f").stat().st_ino
     assert (place / "target/d/f").read_bytes() == content
     assert os.readlink(place / "target/d/l") == "../g"
     assert (place / "target/d/f").stat().st_mode & 0o7777 == 0o755  # setuid is gone

@@ -24,7 +24,8 @@ def serve(_: Arguments) -> int:
     """Become the daemon."""
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
-    os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home), "--foreground"])
+    say(f"serving {spawn.socket_path(home)}; messages go to {home}/daemon.log")
+    os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home)])
 
 
 def start(arguments: Arguments) -> int:

@@ -26,9 +26,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class Unpacked:
     """What `unpack` did: counts, and the entries it refused with the reason."""
 
-    __slots__ = ("bytes", "files", "refused")
+    __slots__ = ("bytes", "files", "placed", "refused")
 
     def __init__(self) -> None:
+        self.placed: set[tuple[str, ...]] = set()  # regular files written by this very call: what hard links may name
         self.files = 0
         self.bytes = 0
         self.refused: list[str] = []
@@ -140,7 +141,10 @@ def _place(root: int, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, 
         return
     try:
         with _Parent(root, parts[:-1]) as parent:
-            _make(parent.descriptor, parts, tar, member, done)
+            if member.islnk():
+                _link(root, parent.descriptor, parts, member, done)
+            else:
+                _make(parent.descriptor, parts, tar, member, done)
     except OSError as bad:
         done.refused.append(f"{name}: {bad.strerror or bad}")
 
@@ -186,6 +190,7 @@ def _make(parent: int, parts: list[str], tar: tarfile.TarFile, member: tarfile.T
             raise OSError("unreadable entry")
         done.bytes += write_beneath(parent, name, iter(lambda: source.read(PIECE), b""), member.mode, member.mtime)
         done.files += 1
+        done.placed.add(tuple(parts))
     elif member.issym():
         if not stays_inside(parts, member.linkname):
             done.refused.append(f"{member.name}: a link to {member.linkname} leads outside")
@@ -197,6 +202,21 @@ def _make(parent: int, parts: list[str], tar: tarfile.TarFile, member: tarfile.T
         done.files += 1
     else:
         done.refused.append(f"{member.name}: neither file, directory nor link")
+
+
+def _link(root: int, parent: int, parts: list[str], member: tarfile.TarInfo, done: Unpacked) -> None:
+    """A hard link: only to a file that this archive brought."""
+    source = [part for part in member.linkname.split("/") if part not in ("", ".")]
+    if tuple(source) not in done.placed:
+        done.refused.append(f"{member.name}: a hard link to {member.linkname}, which is not in the archive")
+        return
+    _refuse_link(parent, parts[-1])
+    temporary = _temporary()
+    with _Parent(root, source[:-1]) as place:
+        os.link(source[-1], temporary, src_dir_fd=place.descriptor, dst_dir_fd=parent, follow_symlinks=False)
+    os.rename(temporary, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+    done.files += 1
+    done.placed.add(tuple(parts))
 
 
 def stays_inside(parts: list[str], target: str) -> bool:

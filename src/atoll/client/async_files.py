@@ -15,6 +15,8 @@ from . import archive, calls
 from .aio import AsyncExchange
 from .results import Change, Event, FileInfo, Match, changes
 
+WORKSPACE = "/workspace"
+
 if TYPE_CHECKING:
     from .async_sandbox import AsyncSandbox
     from .calls import Path
@@ -70,7 +72,7 @@ class AsyncFiles:
 
     async def list(
         self,
-        path: "Path" = ".",
+        path: "Path" = WORKSPACE,
         *,
         recursive: bool = False,
         since: float | None = None,
@@ -128,7 +130,7 @@ class AsyncFiles:
     async def symlink(self, target: "Path", path: "Path") -> None:
         await self._do("symlink", calls.path_fields(target=target, path=path))
 
-    async def du(self, path: "Path" = ".") -> dict[str, int]:
+    async def du(self, path: "Path" = WORKSPACE) -> dict[str, int]:
         """Bytes and inodes a tree uses."""
         answer: dict[str, int] = await self._do("du", calls.path_fields(path=path), repeatable=True)
         return answer
@@ -136,7 +138,7 @@ class AsyncFiles:
     async def grep(
         self,
         pattern: str,
-        path: "Path" = ".",
+        path: "Path" = WORKSPACE,
         *,
         recursive: bool = True,
         ignore_case: bool = False,
@@ -213,7 +215,7 @@ class AsyncFiles:
         finally:
             exchange.close()
 
-    async def watch(self, path: "Path" = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+    async def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True) -> AsyncIterator[Change]:
         """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = await self._sandbox._target()
         exchange = await link.open(calls.watch(ref, path, recursive))

@@ -13,6 +13,8 @@ from . import archive, calls
 from .blocking import Exchange
 from .results import Change, Event, FileInfo, Match, changes
 
+WORKSPACE = "/workspace"
+
 if TYPE_CHECKING:
     from .calls import Path
     from .sandbox import Sandbox
@@ -65,7 +67,7 @@ class Files:
 
     def list(
         self,
-        path: "Path" = ".",
+        path: "Path" = WORKSPACE,
         *,
         recursive: bool = False,
         since: float | None = None,
@@ -121,7 +123,7 @@ class Files:
     def symlink(self, target: "Path", path: "Path") -> None:
         self._do("symlink", calls.path_fields(target=target, path=path))
 
-    def du(self, path: "Path" = ".") -> dict[str, int]:
+    def du(self, path: "Path" = WORKSPACE) -> dict[str, int]:
         """Bytes and inodes a tree uses."""
         answer: dict[str, int] = self._do("du", calls.path_fields(path=path), repeatable=True)
         return answer
@@ -129,7 +131,7 @@ class Files:
     def grep(
         self,
         pattern: str,
-        path: "Path" = ".",
+        path: "Path" = WORKSPACE,
         *,
         recursive: bool = True,
         ignore_case: bool = False,
@@ -203,7 +205,7 @@ class Files:
         finally:
             exchange.close()
 
-    def watch(self, path: "Path" = ".", *, recursive: bool = True) -> Iterator[Change]:
+    def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True) -> Iterator[Change]:
         """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = self._sandbox._target()
         exchange = link.open(calls.watch(ref, path, recursive))
