@@ -1,3 +1,4 @@
+# ruff: noqa: ASYNC110, ASYNC221, ASYNC230
 """A backend without isolation: the real guest agent as a plain process. For faults and for machines without rights only.
 
 It exists to make boxes fail in ways a real one will not on demand; what sandboxes promise is tested on the real backend.

@@ -20,7 +20,7 @@ from atoll.core.running import Running, info
 from atoll.core.sandboxes import Sandboxes
 from atoll.core.store import Row, Store
 from atoll.guest import Process, ProgramNotStarted
-from atoll.model import Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
+from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
 REMEMBERED = 32  # ended commands whose output is still in memory
 REMEMBERED_BYTES = 8 * 1024 * 1024
@@ -328,7 +328,7 @@ class Commands:
         running = live.commands.get(command) if live is not None else None
         if running is not None:
             return sandbox, running, {}
-        row = self._store.command(sandbox, command) if "\0" not in command else None
+        row = self._store.command(sandbox, command) if COMMAND_ID.match(command) else None
         if row is None:
             raise errors.NotFound(f"no command {command!r:.80}")
         return sandbox, None, row

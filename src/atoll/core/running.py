@@ -124,9 +124,12 @@ class Running:
             "stdout_truncated": kept[1].truncated,
             "stderr_truncated": kept[2].truncated,
         }
-        self._store.update_command(
-            self.live.id, self.id, status=status, ended_at=self.ended_at, exit=self.summary, pid=self.pid
-        )
+        with self._store.transaction():
+            self._store.update_command(
+                self.live.id, self.id, status=status, ended_at=self.ended_at, exit=self.summary, pid=self.pid
+            )
+            told = {key: self.summary.get(key) for key in ("status", "exit_code", "duration_ms", "oom")}
+            self._history.record(self.live.id, self.live.owner, "command", command_id=self.id, **told)
         self._close()
 
     def fail(self, error: errors.AtollError) -> None:

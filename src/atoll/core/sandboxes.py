@@ -23,7 +23,7 @@ from atoll.core.images import Chosen, Images
 from atoll.core.live import Live, gone
 from atoll.core.network import Network
 from atoll.core.store import LIVE, Row, Store
-from atoll.model import CreateSandbox, End, Extend, SandboxInfo
+from atoll.model import ALIAS, NAME, CreateSandbox, End, Extend, SandboxInfo
 
 log = logging.getLogger("atoll.sandboxes")
 
@@ -80,6 +80,8 @@ class Sandboxes:
         states = STATES.get(state)
         if states is None:
             raise errors.InvalidArgument(f"unknown state {state!r:.40}", hint="one of " + ", ".join(STATES))
+        if name is not None and not NAME.match(name):
+            raise errors.InvalidArgument(f"{name!r:.80} is no name of a sandbox")
         return [self._info(row) for row in self.store.list_sandboxes(who.owner, states, name)]
 
     async def destroy(self, who: Principal, ref: str, reason: str = "destroyed") -> SandboxInfo:
@@ -437,7 +439,7 @@ class Sandboxes:
     # Small things
 
     def _find(self, who: Principal, ref: str) -> Row:
-        row = self.store.find_sandbox(who.owner, ref) if ref and "\0" not in ref and len(ref) <= 256 else None
+        row = self.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
         if row is None or row["state"] == "creating":
             raise errors.NotFound(f"no sandbox {ref!r:.120}")
         return row
