@@ -11,6 +11,7 @@ import datetime
 import ipaddress
 import os
 import queue
+import resource
 import socket
 import ssl
 import struct
@@ -72,7 +73,7 @@ def in_net(fd: int, work: Callable[[], T]) -> T:
         return work()
 
 
-def wait_for(what: str, check: Callable[[], T | None | bool]) -> T:
+def wait_for(what: str, check: Callable[[], T | bool | None]) -> T:
     """Poll until `check` gives something true."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -366,6 +367,8 @@ class World:
     """The namespaces, the servers, and one Egress with its loop in a thread."""
 
     def __init__(self) -> None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 65536), hard))
         self._tmp = tempfile.TemporaryDirectory(prefix="atoll-egress-")
         self.directory = Path(self._tmp.name)
         self.directory.chmod(0o711)  # the broker, another user, reads a hosts file in it

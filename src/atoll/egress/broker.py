@@ -33,7 +33,6 @@ from atoll.egress.router import Link, RouterSockets
 from atoll.egress.upstream import Upstream
 
 GRANT_SECONDS: Final = 5.0
-IDLE_SECONDS: Final = 2 * 3600.0
 _ORPHAN_SECONDS: Final = 60.0
 _SWEEP_SECONDS: Final = 15.0
 _SO_ORIGINAL_DST: Final = 80
@@ -358,7 +357,7 @@ class Broker:
                 for member in list(self._members.values()):
                     member.grants.expire()
                     for flow in list(member.flows):
-                        if now - flow.last_active > IDLE_SECONDS:
+                        if flow.is_stale(now):
                             flow.cut()
                     if self._daemon is None and not self._link_exists(member.link):
                         self._unregister(member.link.sandbox)

@@ -21,6 +21,8 @@ from atoll.egress.relay import Relay
 
 FIRST_BYTES_SECONDS: Final = 15.0
 DIAL_SECONDS: Final = 20.0
+IDLE_SECONDS: Final = 2 * 3600.0
+HALF_CLOSED_SECONDS: Final = 180.0
 _TLS_ALERT: Final = b"\x15\x03\x01\x00\x02\x02\x70"  # fatal, unrecognized_name
 _HARD_CLOSE: Final = struct.pack("ii", 1, 0)
 _log = logging.getLogger(__name__)
@@ -74,6 +76,11 @@ class Flow:
             self._relay.end()
         elif self._task is not None:
             self._task.cancel()
+
+    def is_stale(self, now: float) -> bool:
+        """Silent for too long; much shorter when one side has ended, since the other may be gone without a trace."""
+        half = self._relay is not None and self._relay.half_closed
+        return now - self.last_active > (HALF_CLOSED_SECONDS if half else IDLE_SECONDS)
 
     def _reset_on_close(self) -> None:
         for sock in (self.client, self._server):

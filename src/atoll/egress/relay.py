@@ -58,6 +58,11 @@ class Relay:
             if not half.pending and not self._ended:
                 self._resume(half)
 
+    @property
+    def half_closed(self) -> bool:
+        """Has one side ended while the other may still send?"""
+        return self._up.done or self._down.done
+
     def push(self, data: bytes) -> None:
         """Send held-back bytes to the server, ahead of what is read next."""
         if data and not self._ended:
