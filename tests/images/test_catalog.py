@@ -144,16 +144,16 @@ def test_custom_names() -> None:
 def test_iii_Q16_allowlist_fails_closed() -> None:
     """Without a list all is allowed; with one only what it names; an empty one allows nothing."""
     Allowlist.of(None).check("anything:1", CATALOG)
-    allowed = Allowlist.of(["python", "ghcr.io/team/app:1", "host"])
-    for name in ("python", "docker.io/library/python:3.12-alpine", "python:3.12-alpine", "ghcr.io/team/app:1", "host"):
+    allowed = Allowlist.of(["python", "registry.example.com/team/app:1", "host"])
+    for name in ("python", "docker.io/library/python:3.12-alpine", "python:3.12-alpine", "registry.example.com/team/app:1", "host"):
         allowed.check(name, CATALOG)
-    for name in ("node", "python:3.13", "ghcr.io/team/app:2", "ghcr.io/team/app", "Python"):
+    for name in ("node", "python:3.13", "registry.example.com/team/app:2", "registry.example.com/team/app", "Python"):
         with pytest.raises((ImageNotAllowed, InvalidArgument)):
             allowed.check(name, CATALOG)
     with pytest.raises(ImageNotAllowed) as caught:
         allowed.check("node", CATALOG)
-    assert caught.value.details["allowed"] == ["python", "ghcr.io/team/app:1", "host"]
-    assert "ghcr.io/team/app:1" in caught.value.hint
+    assert caught.value.details["allowed"] == ["python", "registry.example.com/team/app:1", "host"]
+    assert "registry.example.com/team/app:1" in caught.value.hint
     for name in ("python", "host"):
         with pytest.raises(ImageNotAllowed):
             Allowlist.of([]).check(name, CATALOG)

@@ -23,8 +23,8 @@ DIGEST = "sha256:" + "ab" * 32
         ("localhost:5000/a/b/c:tag", "localhost:5000/a/b/c:tag"),
         ("127.0.0.1:5000/x", "127.0.0.1:5000/x:latest"),
         ("REGISTRY.Example.COM/x", "registry.example.com/x:latest"),
-        (f"ghcr.io/a/b@{DIGEST}", f"ghcr.io/a/b@{DIGEST}"),
-        (f"ghcr.io/a/b:1@{DIGEST}", f"ghcr.io/a/b:1@{DIGEST}"),
+        (f"registry.example.com/a/b@{DIGEST}", f"registry.example.com/a/b@{DIGEST}"),
+        (f"registry.example.com/a/b:1@{DIGEST}", f"registry.example.com/a/b:1@{DIGEST}"),
         ("a__b/c-d.e", "docker.io/a__b/c-d.e:latest"),
     ],
 )
@@ -49,8 +49,8 @@ def test_refuses_what_is_not_a_reference(typed: str) -> None:
 
 def test_a_digest_wins_over_a_tag() -> None:
     """A tag can move; what is asked for is the digest."""
-    reference = Reference.parse(f"ghcr.io/a/b:1@{DIGEST}")
-    assert reference.version == DIGEST and Reference.parse("ghcr.io/a/b:1").version == "1"
+    reference = Reference.parse(f"registry.example.com/a/b:1@{DIGEST}")
+    assert reference.version == DIGEST and Reference.parse("registry.example.com/a/b:1").version == "1"
 
 
 @given(st.text(alphabet="abcXYZ019._-/:@", max_size=40))

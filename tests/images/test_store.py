@@ -2,7 +2,6 @@
 
 import io
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, Unavaila
 from atoll.images import Image, ImageStore, Progress, TerminalBar
 from atoll.images import store as store_module
 from atoll.images.image import check_workdir
-from atoll.images.locks import file_lock
 from atoll.images.tree import remove_tree
 
 BASE = make_tar(Member("base", b"b" * 1000))
@@ -116,10 +114,14 @@ def test_a_crash_while_unpacking_leaves_nothing_that_counts(tmp_path: Path) -> N
     assert (layer.path / "b").read_bytes() == b"y" * 5000
 
 
-def hold(path: str, ready: "multiprocessing.synchronize.Event", done: "multiprocessing.synchronize.Event") -> None:
-    with file_lock(Path(path), shared=True):
-        ready.set()
-        done.wait(120)
+HOLD = """
+import sys
+from pathlib import Path
+from atoll.images.locks import file_lock
+with file_lock(Path(sys.argv[1]), shared=True):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_removal_waits_for_pulls_of_other_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +129,13 @@ def test_removal_waits_for_pulls_of_other_processes(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(store_module, "_REMOVAL_SECONDS", 0.2)
     store = ImageStore(tmp_path / "store")
     (store.root / "tmp" / "work").mkdir()
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    process = context.Process(target=hold, args=(str(store.root / "lock"), ready, done))
-    process.start()
-    try:
-        assert ready.wait(120)
+    command = [sys.executable, "-c", HOLD, str(store.root / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(Unavailable, match="busy"):
             store.prune()
         assert os.listdir(store.root / "tmp") == ["work"]
-    finally:
-        done.set()
-        process.join(120)
+        other.communicate(timeout=120)
     store.prune()
     assert os.listdir(store.root / "tmp") == []
 

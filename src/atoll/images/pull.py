@@ -5,13 +5,14 @@ content is unpacked; a broken-off download stays and is taken up by the next pul
 """
 
 import os
+import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import ImageError, Unsupported
+from atoll.errors import DiskFull, ImageError, Unsupported
 from atoll.images.image import OciConfig, parse_config
 from atoll.images.layers import Layer, LayerStore
 from atoll.images.limits import Limits
@@ -125,6 +126,8 @@ class _Fetch:
         found = {diff_id: layer for diff_id in wanted if (layer := self._layers.get(diff_id)) is not None}
         missing = {diff_id: item for diff_id, item in wanted.items() if diff_id not in found}
         self._total = sum(item.size for item in missing.values())
+        if shutil.disk_usage(self._blobs).free < self._total:
+            raise DiskFull(f"the image needs {self._total} bytes and more, which are not free", hint="`atoll image prune`")
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="pull") as pool:
             downloads = {diff_id: pool.submit(self._download, diff_id, item) for diff_id, item in missing.items()}
             try:

@@ -1,4 +1,4 @@
-"""Directory trees on disk that overlayfs stacks: deletion marks, durable writes, measuring, removal.
+"""Directory trees on disk that overlayfs stacks: deletion marks, durable writes, removal.
 
 Everything here works on trees that may hold hostile names and modes, so it goes through directory descriptors and never
 follows a link.
@@ -123,16 +123,3 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
         os.unlink(temporary)
         raise
     sync_directory(path.parent)
-
-
-def disk_usage(path: Path) -> int:
-    """Bytes of all regular files below, each counted once however many names it has."""
-    total, seen = 0, set()
-    for _, _, files, fd in os.fwalk(path, follow_symlinks=False):
-        for name in files:
-            found = os.lstat(name, dir_fd=fd)
-            if stat.S_ISREG(found.st_mode) and found.st_ino not in seen:
-                if found.st_nlink > 1:
-                    seen.add(found.st_ino)
-                total += found.st_size
-    return total
