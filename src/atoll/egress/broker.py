@@ -23,7 +23,7 @@ from typing import Any, Final
 from atoll.egress import presets, wire
 from atoll.egress.confine import drop_rights, raise_file_limit
 from atoll.egress.flow import Flow
-from atoll.egress.member import EgressEvent, Member
+from atoll.egress.member import Bucket, EgressEvent, Member
 from atoll.egress.netlink import enter_net
 from atoll.egress.nflog import read_log
 from atoll.egress.nft import Entry
@@ -39,6 +39,7 @@ _SO_ORIGINAL_DST: Final = 80
 _IP_PKTINFO: Final = 8
 _SIOCGIFNAME: Final = 0x8910
 _MAX_FLOWS: Final = 2048
+_OWN_FLOWS: Final = 64
 _MAX_DNS_STREAMS: Final = 512
 _log = logging.getLogger("atoll.egress.broker")
 
@@ -69,8 +70,8 @@ class Broker:
         servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
         upstream = Upstream(servers, hosts_file=settings.hosts_file)
         self._resolver = Resolver(upstream, self._open_way, self.report)
-        # Two descriptors a connection; one sandbox may take a quarter of all at most.
-        self._max_flows = max(16, min(_MAX_FLOWS, file_limit // 8))
+        # Two descriptors a connection. A few are every sandbox's due; more only while a quarter of all is left.
+        self._shared_flows = max(_OWN_FLOWS, (file_limit - 256) * 3 // 8)
         self._daemon: asyncio.StreamWriter | None = None
         self._grants: dict[int, asyncio.Future[bool]] = {}
         self._grant_number = 0
@@ -135,13 +136,19 @@ class Broker:
         raw = client.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16)
         port, packed = struct.unpack_from("!2xH4s", raw)
         target = (socket.inet_ntoa(packed), port)
-        if len(member.flows) >= member.max_flows:
+        if not self._has_room(member):
             self.report(member, "", target[0], port, "tcp", "too many connections at once")
             return False
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         Flow(member, client, target, self.report).start()
         return True
+
+    def _has_room(self, member: Member) -> bool:
+        mine = len(member.flows)
+        if mine < _OWN_FLOWS:
+            return True
+        return mine < _MAX_FLOWS and sum(len(each.flows) for each in self._members.values()) < self._shared_flows
 
     def _read_dns(self) -> None:
         for _ in range(64):
@@ -323,7 +330,7 @@ class Broker:
             self._unregister(link.sandbox)
             member = None
         if member is None:
-            member = Member(link, policy, self._max_flows)
+            member = Member(link, policy)
             self._members[link.sandbox] = self._by_gateway[link.gateway] = self._by_index[link.index] = member
             return {"ok": True, "grant": [], "revoke": []}
         before = dict.fromkeys((address, port) for address, port, _ in _open_entries(member))
@@ -391,6 +398,17 @@ def _reset(sock: socket.socket) -> None:
     sock.close()
 
 
+class _Calm(logging.Filter):
+    """At most a few lines a second: what a sandbox can provoke must not fill the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bucket = Bucket(2, 100)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._bucket.take()
+
+
 async def _main(settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
     await Broker(settings, sockets, file_limit).run()
 
@@ -398,6 +416,7 @@ async def _main(settings: Settings, sockets: RouterSockets, file_limit: int) -> 
 def main() -> None:
     """Entry point: `python -m atoll.egress.broker SETTINGS`."""
     logging.basicConfig(level=os.environ.get("ATOLL_LOG", "WARNING"), format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger().handlers[0].addFilter(_Calm())
     settings = Settings(**json.loads(sys.argv[1]))
     file_limit = raise_file_limit()
     sockets = RouterSockets.from_filenos(settings.fds)

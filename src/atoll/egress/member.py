@@ -82,7 +82,6 @@ class Member:
 
     link: Link
     policy: EgressPolicy
-    max_flows: int
     grants: Grants = field(default_factory=lambda: Grants(time.monotonic))
     flows: "set[Flow]" = field(default_factory=set)
     queries: Bucket = field(default_factory=lambda: Bucket(100, 300))

@@ -17,7 +17,7 @@ from typing import Any, Final
 from atoll.egress.netlink import Netlink, current_net, enter_net, inside_net, unshare_net, write_sysctl
 from atoll.egress.nflog import open_log
 from atoll.egress.nft import BROKER_PORT, DNS_PORT, LOG_GROUP, Entry, Nft
-from atoll.errors import Exhausted
+from atoll.errors import Exhausted, Internal, Unsupported
 
 SANDBOX_IFNAME: Final = "eth0"
 PREFIX: Final = 30
@@ -109,6 +109,17 @@ class Router:
     @classmethod
     def create(cls) -> "Router":
         """A new namespace with its rules loaded before anything is connected to it; the thread moves there."""
+        try:
+            return cls._create()
+        except (OSError, Internal) as err:
+            raise Unsupported(
+                f"network policy cannot be enforced on this machine: {err}",
+                hint="it needs network namespaces, veth and nftables (with NAT) in the kernel; "
+                "without them run sandboxes with no network",
+            ) from err
+
+    @classmethod
+    def _create(cls) -> "Router":
         unshare_net()
         for path, value in _SYSCTLS:
             try:

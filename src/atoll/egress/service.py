@@ -10,6 +10,7 @@ import ipaddress
 import logging
 import os
 import signal
+import socket
 import subprocess
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from atoll.egress import broker_process, wire
 from atoll.egress.member import EgressEvent
 from atoll.egress.nft import Entry
 from atoll.egress.policy import EgressPolicy
-from atoll.egress.router import Link, Router, RouterSockets
+from atoll.egress.router import Link, Router
 from atoll.errors import Internal, NotFound, Unavailable
 
 _ORDER_SECONDS: Final = 20.0
@@ -72,6 +73,7 @@ class Egress:
         self._answers: dict[int, asyncio.Future[wire.Message]] = {}
         self._number = 0
         self._connected = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeping = False
@@ -96,7 +98,8 @@ class Egress:
         descriptor of the namespace it dials from, by default ours; `servers` replaces the machine's name servers.
         """
         self = cls(Path(state_dir), broker_uid, on_event)
-        self._host_net, self._servers, self._hosts_file = host_net, tuple(servers), hosts_file
+        self._host_net = None if host_net is None else os.dup(host_net)
+        self._servers, self._hosts_file = tuple(servers), hosts_file
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             connection = await self._adopt()
@@ -107,6 +110,7 @@ class Egress:
         except BaseException:
             await self.close()
             raise
+        self._supervisor = asyncio.get_running_loop().create_task(self._supervise())
         return self
 
     async def attach(self, sandbox: str, netns_fd: int, policy: EgressPolicy | None) -> Link:
@@ -181,14 +185,15 @@ class Egress:
     async def close(self, *, keep_broker: bool = False) -> None:
         """Let go. The broker ends, and with it every sandbox's network, unless it is kept for the next daemon."""
         self._closing = True
-        if self._writer is not None and not keep_broker:
+        if self._connected.is_set() and not keep_broker:
             try:
                 await self._order({"op": "stop"})
             except (Unavailable, Internal) as err:
                 _log.debug("stopping the broker: %s", err)
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        for task in (self._supervisor, self._listener):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
         if not keep_broker:
@@ -198,6 +203,9 @@ class Egress:
             await self._in_router(self._router.close)
         self._router_thread.shutdown(wait=False)
         self._sweep_thread.shutdown(wait=False)
+        if self._host_net is not None:
+            os.close(self._host_net)
+            self._host_net = None
 
     # The router
 
@@ -257,7 +265,7 @@ class Egress:
 
     # The broker
 
-    async def _adopt(self) -> Any:
+    async def _adopt(self) -> socket.socket | None:
         """The connection to a broker that is already there, with its router taken over; None when there is none."""
         try:
             sock, version, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
@@ -270,7 +278,7 @@ class Egress:
         sock.close()
         return await self._spawn()
 
-    async def _spawn(self) -> Any:
+    async def _spawn(self) -> socket.socket:
         def start() -> "subprocess.Popen[bytes]":
             return broker_process.spawn(
                 self._dir,
@@ -284,30 +292,37 @@ class Egress:
         # Not on the router's thread: a child is born in the namespace of the thread that starts it.
         self._process = await asyncio.to_thread(start)
         sock, _, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
-        _close_copies(sockets)
+        sockets.close()  # copies of our own
         return sock
 
-    async def _begin(self, connection: Any) -> None:
+    async def _begin(self, connection: socket.socket) -> None:
         reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
+        self._listener = asyncio.get_running_loop().create_task(self._listen(reader))
         self._connected.set()
-        previous = self._supervisor
-        self._supervisor = asyncio.get_running_loop().create_task(self._supervise(reader))
-        del previous
         self.broker_pid = int((await self._order({"op": "list"})).get("pid", 0))
 
-    async def _supervise(self, reader: asyncio.StreamReader) -> None:
-        """Read what the broker says; when it is gone, close all doors and start another."""
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Read what the broker says until it is gone, or says something it never would."""
         try:
             while True:
                 self._hear(await wire.receive(reader))
-        except (asyncio.IncompleteReadError, OSError, ValueError) as err:
+        except (asyncio.IncompleteReadError, OSError) as err:
             if not self._closing:
-                _log.warning("the egress broker is gone (%s); starting another", err)
+                _log.warning("the egress broker is gone (%s)", err)
+        except Exception:
+            _log.exception("the egress broker talks nonsense")
         self._connected.clear()
         for waiting in self._answers.values():
             if not waiting.done():
                 waiting.set_exception(Unavailable("the egress broker went away"))
-        if not self._closing:
+
+    async def _supervise(self) -> None:
+        """Whenever the broker is gone, close all doors and start another."""
+        while True:
+            assert self._listener is not None
+            await self._listener
+            if self._closing:
+                return
             await self._restart()
 
     async def _restart(self) -> None:
@@ -406,10 +421,6 @@ def _entries(rows: Iterable[Any]) -> list[Entry]:
         life = None if seconds is None else min(max(int(seconds), 1), 86400)
         checked.append(Entry(str(ipaddress.IPv4Address(address)), None if port is None else int(port), life))
     return checked
-
-
-def _close_copies(sockets: RouterSockets) -> None:
-    sockets.close()
 
 
 def _end_pid(pid: int) -> None:

@@ -54,7 +54,7 @@ class Upstream:
     _hosts: _File = field(init=False)
     _table: dict[str, list[str]] = field(init=False, default_factory=dict)
     _table_stamp: tuple[int, int] | None = field(init=False, default=None)
-    _slots: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(256))
+    _slots: asyncio.Semaphore = field(init=False, default_factory=lambda: asyncio.Semaphore(2048))
 
     def __post_init__(self) -> None:
         self._resolv, self._hosts = _File(self.resolv_conf), _File(self.hosts_file)
