@@ -4,7 +4,6 @@ import os
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,30 +15,11 @@ from atoll.images.catalog import default_debian_sources
 pytestmark = pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="mmdebstrap is not installed")
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Image, list[Progress], ImageStore]]:
-    """The smallest set that can install more: essential packages and apt."""
-    store = ImageStore(tmp_path_factory.mktemp("debian") / "store")
+def test_builds_a_small_image_that_runs(tmp_path: Path) -> None:
+    """The smallest set that can install more: one layer, no devices, no set-id bits, nothing of this machine's own."""
+    store = ImageStore(tmp_path / "store")
     steps: list[Progress] = []
-    yield store.build_debian("smallest", [], steps.append, variant="apt"), steps, store
-    shutil.rmtree(store.root)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="running the image by chroot needs root")
-def test_built_image_runs(built: tuple[Image, list[Progress], ImageStore]) -> None:
-    image, _, _ = built
-    script = ". /etc/os-release; echo $ID; dpkg-query -W apt | cut -f1; cat /etc/resolv.conf /etc/hostname"
-    done = subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", "chroot", str(image.lowers[0]), "/bin/sh", "-c", script],
-        capture_output=True, text=True, timeout=120, check=False, env={"PATH": image.env["PATH"]},
-    )  # fmt: skip
-    distribution = next(line[3:] for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("ID="))
-    assert done.stdout.split() == [distribution, "apt", "sandbox"], done.stderr
-
-
-def test_built_image_follows_the_rules_of_layers(built: tuple[Image, list[Progress], ImageStore]) -> None:
-    """One layer, no devices, no set-id bits, an empty /dev, nothing of this machine's own settings."""
-    image, steps, store = built
+    image = store.build_debian("smallest", [], steps.append, variant="apt")
     assert image.source == "debian" and len(image.lowers) == 1 and image.size > 10_000_000
     top = image.lowers[0]
     for directory, names, files in os.walk(top):
@@ -50,6 +30,21 @@ def test_built_image_follows_the_rules_of_layers(built: tuple[Image, list[Progre
     assert os.listdir(top / "dev") == [] and not (top / "etc/apt/apt.conf.d/99mmdebstrap").exists()
     assert store.resolve("smallest") == image and [item.name for item in store.list()] == ["smallest"]
     assert {step.stage for step in steps} == {"build", "done"} and os.listdir(store.root / "tmp") == []
+    if os.geteuid() == 0:
+        check_it_runs(image)
+    store.remove("smallest")
+    assert not top.exists()
+    shutil.rmtree(store.root)
+
+
+def check_it_runs(image: Image) -> None:
+    script = ". /etc/os-release; echo $ID; dpkg-query -W apt | cut -f1; cat /etc/resolv.conf /etc/hostname"
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", "chroot", str(image.lowers[0]), "/bin/sh", "-c", script],
+        capture_output=True, text=True, timeout=120, check=False, env={"PATH": image.env["PATH"]},
+    )  # fmt: skip
+    distribution = next(line[3:] for line in Path("/etc/os-release").read_text().splitlines() if line.startswith("ID="))
+    assert done.stdout.split() == [distribution, "apt", "sandbox"], done.stderr
 
 
 def test_a_failed_build_tells_why_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

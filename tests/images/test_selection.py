@@ -1,6 +1,7 @@
 """From a command to an image that is here: the order of local copy, host, pull and Debian set."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,15 @@ from atoll.errors import AtollError, ImageNotAllowed, NotFound
 from atoll.images import Allowlist, Catalog, HostImage, ImageStore, Progress, detect, obtain
 from atoll.images.catalog import CatalogImage
 
+HostMaker = Callable[[], HostImage]
 LAYER = make_tar(Member("marker", b"pulled"))
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> HostMaker:
+    """The machine's own image, prepared once, as the daemon keeps it."""
+    image = ImageStore(tmp_path_factory.mktemp("host") / "store").host_image()
+    return lambda: image
 
 
 @pytest.fixture
@@ -26,8 +35,8 @@ def catalog(registry: RegistryServer) -> Catalog:
     return Catalog(entries, (), "shell")
 
 
-def test_host_is_used_when_the_program_is_there(store: ImageStore, catalog: Catalog) -> None:
-    choice = obtain(detect(["sh", "-c", "true"], None, catalog), store, catalog)
+def test_host_is_used_when_the_program_is_there(store: ImageStore, catalog: Catalog, host: HostMaker) -> None:
+    choice = obtain(detect(["sh", "-c", "true"], None, catalog), store, catalog, host=host)
     assert isinstance(choice.image, HostImage) and "this machine has" in choice.why
     assert store.list() == ()
 
@@ -57,28 +66,40 @@ def test_nothing_is_fetched_where_that_is_off(store: ImageStore, catalog: Catalo
     assert store.list() == ()
 
 
-def test_named_images_are_taken_at_their_word(store: ImageStore, catalog: Catalog, registry: RegistryServer) -> None:
+def test_named_images_are_taken_at_their_word(
+    store: ImageStore, catalog: Catalog, registry: RegistryServer, host: HostMaker
+) -> None:
     """A named image is pulled even where the host has the program; one that is not there is an error."""
     for name in ("shell", f"{registry.address}/catalog/shell:1"):
-        choice = obtain(detect(["sh"], None, catalog, explicit=name), store, catalog)
+        choice = obtain(detect(["sh"], None, catalog, explicit=name), store, catalog, host=host)
         assert choice.image.source == "oci"
-    assert obtain(detect(["sh"], None, catalog, explicit="host"), store, catalog).image.source == "host"
+    assert obtain(detect(["sh"], None, catalog, explicit="host"), store, catalog, host=host).image.source == "host"
     with pytest.raises(NotFound):
-        obtain(detect(["sh"], None, catalog, explicit=f"{registry.address}/catalog/nowhere:2"), store, catalog)
+        obtain(
+            detect(["sh"], None, catalog, explicit=f"{registry.address}/catalog/nowhere:2"), store, catalog, host=host
+        )
 
 
-def test_allowlist_holds_on_every_way(store: ImageStore, catalog: Catalog, registry: RegistryServer) -> None:
+def test_allowlist_holds_on_every_way(
+    store: ImageStore, catalog: Catalog, registry: RegistryServer, host: HostMaker
+) -> None:
     """Named, detected, local and host images all need to be listed."""
     shell = detect(["sh"], None, catalog)
     with pytest.raises(ImageNotAllowed):
-        obtain(shell, store, catalog, allowlist=Allowlist.of([]))
+        obtain(shell, store, catalog, allowlist=Allowlist.of([]), host=host)
     with pytest.raises(ImageNotAllowed):
-        obtain(detect([], None, catalog, explicit="host"), store, catalog, allowlist=Allowlist.of(["shell"]))
-    assert obtain(shell, store, catalog, allowlist=Allowlist.of(["shell"])).image.source == "oci"
-    local_only = obtain(shell, store, catalog, allowlist=Allowlist.of(["host"]))
+        obtain(detect([], None, catalog, explicit="host"), store, catalog, allowlist=Allowlist.of(["shell"]), host=host)
+    assert obtain(shell, store, catalog, allowlist=Allowlist.of(["shell"]), host=host).image.source == "oci"
+    local_only = obtain(shell, store, catalog, allowlist=Allowlist.of(["host"]), host=host)
     assert local_only.image.source == "host"
     with pytest.raises(ImageNotAllowed) as caught:
-        obtain(detect(["no-such-program"], None, catalog), store, catalog, allowlist=Allowlist.of(["shell", "host"]))
+        obtain(
+            detect(["no-such-program"], None, catalog),
+            store,
+            catalog,
+            allowlist=Allowlist.of(["shell", "host"]),
+            host=host,
+        )
     assert caught.value.details["allowed"] == ["shell", "host"]
 
 
@@ -95,5 +116,7 @@ def test_when_neither_pull_nor_build_works_both_reasons_are_told(
     assert caught.value.code == "unsupported"
 
 
-def test_detection_does_not_need_a_project(store: ImageStore, catalog: Catalog, tmp_path: Path) -> None:
-    assert obtain(detect(["sh"], tmp_path / "missing", catalog), store, catalog).image.source == "host"
+def test_detection_does_not_need_a_project(
+    store: ImageStore, catalog: Catalog, tmp_path: Path, host: HostMaker
+) -> None:
+    assert obtain(detect(["sh"], tmp_path / "missing", catalog), store, catalog, host=host).image.source == "host"

@@ -127,7 +127,9 @@ class _Fetch:
         missing = {diff_id: item for diff_id, item in wanted.items() if diff_id not in found}
         self._total = sum(item.size for item in missing.values())
         if shutil.disk_usage(self._blobs).free < self._total:
-            raise DiskFull(f"the image needs {self._total} bytes and more, which are not free", hint="`atoll image prune`")
+            raise DiskFull(
+                f"the image needs {self._total} bytes and more, which are not free", hint="`atoll image prune`"
+            )
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="pull") as pool:
             downloads = {diff_id: pool.submit(self._download, diff_id, item) for diff_id, item in missing.items()}
             try:
