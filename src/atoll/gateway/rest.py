@@ -129,10 +129,13 @@ class Rest:
         await exchange.fail(error)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, who: Any, parts: list[str]) -> None:
-        from atoll.gateway.tunnel import serve
+        from atoll.gateway.tunnel import refuse, serve
 
-        if not isinstance(who, Principal) or len(parts) != 5 or parts[1] != "sandboxes" or parts[3] != "ports":
-            await send({"type": "websocket.close", "code": 1008, "reason": "no such route"})
+        if not isinstance(who, Principal):
+            await refuse(errors.Unauthenticated("who is calling is not known"), send)
+            return
+        if len(parts) != 5 or parts[:2] != ["v1", "sandboxes"] or parts[3] != "ports":
+            await refuse(errors.NotFound("no such route"), send)
             return
         await serve(self.core.ports, who, parts[2], parts[4], receive, send)
 

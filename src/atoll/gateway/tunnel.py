@@ -2,16 +2,16 @@
 
 import asyncio
 
-from atoll import errors
+from atoll import errors, model
 from atoll.core.access import Principal
 from atoll.core.ports import Ports, Tunnel
-from atoll.gateway.exchange import Receive, Send
+from atoll.gateway.exchange import Receive, Send, wire
 
-PROTOCOL_ERROR, REFUSED, INTERNAL = 1003, 4004, 1011
+PROTOCOL_ERROR = 1003
 
 
 async def serve(ports: Ports, who: Principal, ref: str, port: str, receive: Receive, send: Send) -> None:
-    """Connect first, accept then: a port nobody listens on is a refused WebSocket with the error as its reason."""
+    """Connect first, accept then: a port nobody listens on is a refused handshake with the error as its body."""
     await receive()  # websocket.connect
     try:
         if not (port.isascii() and port.isdigit() and len(port) <= 5):
@@ -20,7 +20,15 @@ async def serve(ports: Ports, who: Principal, ref: str, port: str, receive: Rece
             await send({"type": "websocket.accept"})
             await _pipe(tunnel, receive, send)
     except errors.AtollError as error:
-        await send({"type": "websocket.close", "code": REFUSED, "reason": f"{error.code}: {error.message}"[:120]})
+        await refuse(error, send)
+
+
+async def refuse(error: errors.AtollError, send: Send) -> None:
+    """Answer the handshake like any other request that failed."""
+    body = model.encode({"error": wire(error)})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "websocket.http.response.start", "status": error.http_status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": body})
 
 
 async def _pipe(tunnel: Tunnel, receive: Receive, send: Send) -> None:
