@@ -10,7 +10,8 @@ use rmpv::Value;
 
 use crate::op::{base_dir, bytes_of, OpError, Req};
 use crate::place;
-use crate::shim::{Report, Spec, Stage};
+use crate::shim::{Report, Stage};
+use crate::spec::Spec;
 use crate::sys;
 use crate::users::{Accounts, User};
 

@@ -75,7 +75,7 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
         let Ok(stat) = walk.stat() else { continue };
         let kind = node::kind(&stat);
         let wanted =
-            since.map_or(true, |since| node::mtime(&stat) >= since) && !(files_only && kind == FileType::Directory);
+            since.is_none_or(|since| node::mtime(&stat) >= since) && !(files_only && kind == FileType::Directory);
         if wanted {
             let full = node::join(root_path, walk.path());
             if count >= limit || full.len() > BATCH_BYTES {

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use crate::agent::{token, Agent, Stream, View};
+use super::{token, Agent, Stream, View};
 use crate::bridge::Item;
 use crate::forward::{self, Phase};
 use crate::op::{map, OpError};
@@ -18,7 +18,7 @@ enum Turn {
 
 impl Agent {
     /// Sends until nothing is ready or the connection is full.
-    pub fn pump(&mut self) {
+    pub(super) fn pump(&mut self) {
         if let Err(_lost) = self.pump_link() {
             self.drop_link();
         }
@@ -191,7 +191,7 @@ impl Agent {
         self.refresh(key);
     }
 
-    pub fn on_forward(&mut self, id: u32, ready: u32) {
+    pub(super) fn on_forward(&mut self, id: u32, ready: u32) {
         let Some(Stream::Forward(forward)) = self.streams.get_mut(&id) else { return };
         if forward.phase == Phase::Connecting {
             match forward.connected() {

@@ -5,27 +5,26 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rmpv::Value;
 
-use crate::agent::{mark_of, Agent, Stream, Timer, View, FEATURES};
+use super::records::mark_of;
+use super::{acting, Agent, Stream, Timer, View};
 use crate::bridge::Running;
 use crate::forward::{addresses, Forward};
 use crate::launch::{self, check_id, Plan};
-use crate::op::{map, text_or_bin, OpError, Req};
-use crate::procs::{Out, Proc, Stdin, STDIN_WINDOW};
-use crate::proctree;
+use crate::op::{map, OpError, Req};
+use crate::pipes::{Out, Stdin, STDIN_WINDOW};
+use crate::procs::Proc;
 use crate::shim::{self, Report};
 use crate::sys;
 use crate::wire;
 
 /// Most bytes one `output` answers with.
 const MOST_OUTPUT: u64 = 512 * 1024;
-/// A listing stops before its answer gets longer than the protocol allows.
-const MOST_LISTED: usize = 900 * 1024;
 
-type Outcome = Result<Option<Value>, OpError>;
+pub(super) type Outcome = Result<Option<Value>, OpError>;
 
 impl Agent {
     /// Does the operation, or opens a stream for it (`None`).
-    pub fn dispatch(&mut self, stream: u32, req: &Req) -> Outcome {
+    pub(super) fn dispatch(&mut self, stream: u32, req: &Req) -> Outcome {
         match req.str("op")? {
             "exec" => self.op_exec(stream, req),
             "attach" => self.op_attach(stream, req),
@@ -35,7 +34,7 @@ impl Agent {
             "kill" => self.op_kill(stream, req),
             "stdin" => self.op_stdin(req),
             "resize" => self.op_resize(req),
-            "foreground" => Ok(Some(map([("pgid", foreground(self.find(req)?).unwrap_or(-1).into())]))),
+            "foreground" => Ok(Some(map([("pgid", acting::foreground(self.find(req)?).unwrap_or(-1).into())]))),
             "procs" => Ok(Some(self.op_procs())),
             "ps" => Ok(Some(self.op_ps())),
             "forget" => self.op_forget(req),
@@ -61,7 +60,7 @@ impl Agent {
         }
     }
 
-    fn find(&self, req: &Req) -> Result<&Proc, OpError> {
+    pub(super) fn find(&self, req: &Req) -> Result<&Proc, OpError> {
         let id = check_id(req.str("id")?)?;
         match self.ids.get(id).and_then(|key| self.procs.get(key)) {
             Some(proc) => Ok(proc),
@@ -72,7 +71,7 @@ impl Agent {
         }
     }
 
-    fn find_mut(&mut self, req: &Req) -> Result<&mut Proc, OpError> {
+    pub(super) fn find_mut(&mut self, req: &Req) -> Result<&mut Proc, OpError> {
         let key = self.find(req)?.key;
         self.procs.get_mut(&key).ok_or_else(|| OpError::new("not_found", "no such process"))
     }
@@ -108,7 +107,8 @@ impl Agent {
         })
     }
 
-    pub fn on_started(&mut self, key: u32, pid: i32) {
+    pub(super) fn on_started(&mut self, key: u32, pid: i32) {
+        self.forget_start(key);
         let Some(proc) = self.procs.get_mut(&key) else { return };
         proc.pid = pid;
         proc.programs = Vec::new();
@@ -131,7 +131,8 @@ impl Agent {
         }
     }
 
-    pub fn on_failed(&mut self, key: u32, report: Report) {
+    pub(super) fn on_failed(&mut self, key: u32, report: Report) {
+        self.forget_start(key);
         let Some(proc) = self.procs.get(&key) else { return };
         let error = match (proc.cancelled, report) {
             (true, _) => OpError::cancelled(),
@@ -216,239 +217,6 @@ impl Agent {
             ("end", out.ring.end().into()),
         ])))
     }
-
-    fn op_procs(&self) -> Value {
-        let mut known: Vec<&Proc> = self.procs.values().filter(|p| !p.forgotten && p.pid > 0).collect();
-        known.sort_by_key(|p| p.key);
-        let mut procs = Vec::new();
-        let mut size = 0;
-        for proc in known.iter().rev() {
-            size += 300 + proc.argv.iter().map(|arg| arg.len() + 5).sum::<usize>();
-            if size > MOST_LISTED {
-                break;
-            }
-            procs.push(proc.list_value());
-        }
-        procs.reverse();
-        let truncated = procs.len() < known.len();
-        map([("procs", Value::Array(procs)), ("truncated", truncated.into())])
-    }
-
-    fn op_ps(&self) -> Value {
-        let hidden = self.shim_pids();
-        let me = std::process::id() as i32;
-        let table = proctree::scan();
-        // As PID 1 all processes are the sandbox's; else only those below the agent are its own.
-        let own: Vec<&proctree::Entry> =
-            if me == 1 { table.iter().collect() } else { proctree::below(&table, &[me], None) };
-        let mut shown: Vec<&proctree::Entry> =
-            own.into_iter().filter(|e| e.pid != me && !hidden.contains(&e.pid)).collect();
-        shown.sort_by_key(|e| e.pid);
-        let truncated = shown.len() > 600;
-        let processes = shown.iter().take(600).map(|e| proctree::describe(e)).collect();
-        map([("processes", Value::Array(processes)), ("truncated", truncated.into())])
-    }
-
-    // Acting
-
-    fn op_signal(&mut self, req: &Req) -> Outcome {
-        let number = req.u64("signal")?;
-        let signal = i32::try_from(number)
-            .ok()
-            .filter(|n| (0..=64).contains(n))
-            .ok_or_else(|| OpError::invalid("no such signal"))?;
-        let group = req.opt_str("group")?.unwrap_or("process").to_owned();
-        let proc = self.find_mut(req)?;
-        if proc.pid == 0 || (proc.exit.is_some() && group != "tree") {
-            return Err(OpError::new("not_found", "the process has ended"));
-        }
-        let targets = match group.as_str() {
-            "process" => vec![proc.pid],
-            "tree" => proc.tree(),
-            "session" => {
-                let session = proc.pid;
-                proctree::scan().iter().filter(|e| e.session == session && !e.is_dead()).map(|e| e.pid).collect()
-            }
-            "foreground" => vec![foreground(proc).filter(|pgid| *pgid > 1).map_or(proc.pid, |pgid| -pgid)],
-            _ => return Err(OpError::invalid("`group` must be process, session, tree or foreground")),
-        };
-        let mut reached = false;
-        for pid in targets {
-            reached |= sys::kill(pid, signal).is_ok();
-        }
-        if !reached {
-            return Err(OpError::new("not_found", "the process has ended"));
-        }
-        if signal == libc::SIGKILL && proc.exit.is_none() {
-            proc.killed_by_us = true;
-        }
-        Ok(Some(map([])))
-    }
-
-    fn op_kill(&mut self, stream: u32, req: &Req) -> Outcome {
-        let proc = self.find_mut(req)?;
-        let key = proc.key;
-        if proc.exit.is_some() && proc.shim == 0 {
-            return Ok(Some(map([])));
-        }
-        proc.kill_waiters.push(stream);
-        self.streams.insert(stream, Stream::Waiting);
-        self.kill_tree(key);
-        Ok(None)
-    }
-
-    fn op_stdin(&mut self, req: &Req) -> Outcome {
-        let data = req.opt_bytes("data")?.unwrap_or_default().to_vec();
-        let eof = req.opt_bool("eof", false)?;
-        let proc = self.find_mut(req)?;
-        let key = proc.key;
-        if proc.exit.is_some() {
-            return Err(OpError::new("not_found", "the process has ended"));
-        }
-        if proc.writer.is_some() {
-            return Err(OpError::new("busy", "an attachment has the stdin of the process"));
-        }
-        let Some(stdin) = proc.stdin.as_mut().filter(|s| !s.eof && s.fd.is_some()) else {
-            return Err(OpError::invalid("the process has no open stdin"));
-        };
-        let room = (STDIN_WINDOW as usize).saturating_sub(stdin.queued);
-        let taken = data.get(..room.min(data.len())).unwrap_or_default();
-        stdin.push(taken);
-        let written = taken.len();
-        if eof && written == data.len() {
-            self.end_stdin(key);
-        } else {
-            self.on_stdin(key);
-        }
-        Ok(Some(map([("written", (written as u64).into())])))
-    }
-
-    fn op_resize(&mut self, req: &Req) -> Outcome {
-        let size = launch::window(req)?;
-        let proc = self.find_mut(req)?;
-        let [out, _] = &proc.outs;
-        match &out.fd {
-            Some(master) if proc.pty => launch::resize(master, size)?,
-            _ if proc.pty => return Err(OpError::new("not_found", "the terminal is closed")),
-            _ => return Err(OpError::invalid("the process has no terminal")),
-        }
-        Ok(Some(map([])))
-    }
-
-    fn op_forget(&mut self, req: &Req) -> Outcome {
-        let proc = self.find_mut(req)?;
-        if proc.exit.is_none() {
-            return Err(OpError::new("busy", "the process is running"));
-        }
-        let (key, id) = (proc.key, proc.id.clone());
-        if proc.is_over() {
-            self.drop_record(key);
-        } else {
-            // A child still writes to the pipe: closing it would kill that child.
-            proc.forgotten = true;
-            proc.outs.iter_mut().for_each(|out| out.ring.clear());
-            self.ids.remove(&id);
-            self.refresh(key);
-        }
-        Ok(Some(map([])))
-    }
-
-    /// Kills all but the agent and its shims, which then report and end by themselves.
-    fn op_killall(&mut self) -> Value {
-        for proc in self.procs.values_mut().filter(|p| p.exit.is_none()) {
-            proc.killed_by_us = true;
-        }
-        let me = std::process::id() as i32;
-        let spared = self.shim_pids();
-        let mut killed = 0u64;
-        for _ in 0..100 {
-            let table = proctree::scan();
-            let living: Vec<i32> = proctree::below(&table, &[me], None)
-                .iter()
-                .filter(|e| !e.is_dead() && !spared.contains(&e.pid))
-                .map(|e| e.pid)
-                .collect();
-            if living.is_empty() {
-                break;
-            }
-            killed = killed.max(living.len() as u64);
-            for signal in [libc::SIGSTOP, libc::SIGKILL] {
-                for pid in &living {
-                    let _ = sys::kill(*pid, signal);
-                }
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        map([("killed", killed.into())])
-    }
-
-    // About the sandbox
-
-    fn op_usage(&self) -> Value {
-        let me = std::process::id() as i32;
-        let table = proctree::scan();
-        let own: Vec<&proctree::Entry> =
-            if me == 1 { table.iter().collect() } else { proctree::below(&table, &[me], None) };
-        let hidden = self.shim_pids();
-        let procs = own.iter().filter(|e| e.pid != me && !hidden.contains(&e.pid) && !e.is_dead()).count();
-        let pages: u64 = own.iter().map(|e| e.rss_pages).sum();
-        let agent = table.iter().find(|e| e.pid == me).map_or(0, |e| e.rss_pages);
-        let mut disk: libc::statvfs = unsafe { std::mem::zeroed() };
-        let base = if crate::op::base_dir().as_os_str() == "/" { c"/" } else { c"/workspace" };
-        unsafe { libc::statvfs(base.as_ptr(), &raw mut disk) };
-        let block = disk.f_frsize as u64;
-        map([
-            ("uptime_ms", (self.started.elapsed().as_millis() as u64).into()),
-            ("procs", (procs as u64).into()),
-            ("mem_kb", (pages * proctree::page_kb()).into()),
-            ("agent_rss_kb", (agent * proctree::page_kb()).into()),
-            (
-                "disk",
-                map([
-                    ("total", (disk.f_blocks as u64 * block).into()),
-                    ("free", (disk.f_bavail as u64 * block).into()),
-                ]),
-            ),
-        ])
-    }
-
-    fn op_info(&self) -> Value {
-        let mut uname: libc::utsname = unsafe { std::mem::zeroed() };
-        unsafe { libc::uname(&raw mut uname) };
-        let text = |field: &[libc::c_char]| {
-            let bytes: Vec<u8> = field.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
-            text_or_bin(&bytes)
-        };
-        map([
-            ("version", Value::from(env!("CARGO_PKG_VERSION"))),
-            ("features", Value::Array(FEATURES.iter().map(|f| Value::from(*f)).collect())),
-            ("boot", Value::from(self.boot_id.as_str())),
-            (
-                "uname",
-                map([
-                    ("sysname", text(&uname.sysname)),
-                    ("nodename", text(&uname.nodename)),
-                    ("release", text(&uname.release)),
-                    ("machine", text(&uname.machine)),
-                ]),
-            ),
-        ])
-    }
-
-    fn op_configure(&mut self, req: &Req) -> Outcome {
-        let hostname = req.opt_bytes("hostname")?.map(<[u8]>::to_vec);
-        let deadline = req.opt_u64("deadline_ms")?;
-        if let Some(env) = req.opt_map("env")? {
-            self.launcher.configure(env)?;
-        }
-        if req.mentions("deadline_ms") {
-            self.set_deadline(deadline);
-        }
-        if let Some(name) = hostname.as_deref().and_then(|n| std::str::from_utf8(n).ok()) {
-            crate::boot::set_hostname(name);
-        }
-        Ok(Some(map([])))
-    }
 }
 
 fn view(key: u32, owner: bool) -> View {
@@ -520,13 +288,4 @@ fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
         forgotten: false,
         reported: plan.detach,
     })
-}
-
-/// The foreground process group of the terminal of a process.
-fn foreground(proc: &Proc) -> Option<i32> {
-    let [out, _] = &proc.outs;
-    let master = out.fd.as_ref().filter(|_| proc.pty)?;
-    let mut pgid: libc::pid_t = 0;
-    let done = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPGRP, &raw mut pgid) };
-    (done == 0 && pgid > 0).then_some(pgid)
 }
