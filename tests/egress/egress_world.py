@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from atoll.egress import Egress, EgressEvent, EgressPolicy, Link
-from atoll.egress.netlink import Netlink, current_net, inside_net, unshare_net, write_sysctl
+from atoll.egress.netlink import Netlink, current_net, enter_net, unshare_net, write_sysctl
 
 BROKER_UID = 64321
 DNS_SERVER = "203.0.113.53"
@@ -69,8 +69,13 @@ def new_net() -> int:
 
 
 def in_net(fd: int, work: Callable[[], T]) -> T:
-    with inside_net(fd):
+    """Run in that namespace, in a thread that is thrown away: without root there is no way back from it."""
+
+    def go() -> T:
+        enter_net(fd)
         return work()
+
+    return in_thread(go)
 
 
 def wait_for(what: str, check: Callable[[], T | bool | None]) -> T:

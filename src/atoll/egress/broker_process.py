@@ -1,13 +1,15 @@
 """Starting, finding and ending the broker process, and the blocking first steps of talking to it."""
 
 import json
+import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final, cast
 
 import atoll
 from atoll.egress import wire
@@ -18,8 +20,10 @@ from atoll.errors import Unavailable
 _SOCKET: Final = "egress.sock"
 _LOG: Final = "broker.log"
 _FDS: Final = 5
+_MAX_LOG: Final = 1 << 20
 # The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
 _BOOT: Final = "import sys; sys.path.append(sys.argv.pop(1)); from atoll.egress.broker import main; main()"
+_log = logging.getLogger(__name__)
 
 
 def spawn(
@@ -33,7 +37,7 @@ def spawn(
 ) -> "subprocess.Popen[bytes]":
     """A new broker that listens on `state_dir`; it outlives this process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with listener, open(state_dir / _LOG, "wb") as log:
+    with listener, _open_log(state_dir / _LOG) as log:
         (state_dir / _SOCKET).unlink(missing_ok=True)
         with _ShortPath(state_dir) as path:
             listener.bind(path)
@@ -63,29 +67,64 @@ def spawn(
         )
 
 
-def connect(state_dir: Path, timeout: float = 20.0) -> tuple[socket.socket, int, RouterSockets]:
-    """Reach the broker of `state_dir`: the connection, its protocol version, and the router's sockets it holds."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A broker that answered: the line to it, its version and process id, and the router's sockets it holds."""
+
+    connection: socket.socket
+    version: int
+    pid: int
+    sockets: RouterSockets
+
+    @property
+    def speaks_our_version(self) -> bool:
+        return self.version == wire.VERSION
+
+
+def connect(state_dir: Path, timeout: float = 20.0) -> Found:
+    """Reach the broker of `state_dir`; OSError or Unavailable when there is none."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
         with _ShortPath(state_dir) as path:
             sock.connect(path)
-        version, fds, _, _ = socket.recv_fds(sock, 1, _FDS)
-        if len(version) != 1 or len(fds) != _FDS:
+        greeting, fds, _, _ = socket.recv_fds(sock, wire.GREETING.size, _FDS)
+        if len(greeting) != wire.GREETING.size or len(fds) != _FDS:
             for fd in fds:
                 os.close(fd)
             raise Unavailable("the egress broker gave no sockets")
         for fd in fds:
             os.set_inheritable(fd, False)
         sock.setblocking(False)
-        return sock, version[0], RouterSockets.from_filenos(fds)
+        version, pid = wire.GREETING.unpack(greeting)
+        return Found(sock, version, pid, RouterSockets.from_filenos(fds))
     except BaseException:
         sock.close()
         raise
 
 
-def speaks_our_version(version: int) -> bool:
-    return version == wire.VERSION
+def end_stranger(pid: int, uid: int | None) -> None:
+    """End a broker that is not our child, if that process is still there and runs as a broker of ours would."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        # The number came from the broker itself, which must not get us to kill anything else.
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as handle:
+            uids = next((line.split()[1:] for line in handle if line.startswith("Uid:")), [])
+        if set(uids) == {str(os.geteuid() if uid is None else uid)}:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError as err:
+        _log.debug("broker %d: %s", pid, err)
+    finally:
+        os.close(fd)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """The broker's own log, which keeps the last words of the one before unless it has grown too long."""
+    mode = "ab" if path.exists() and path.stat().st_size < _MAX_LOG else "wb"
+    return cast(BinaryIO, open(path, mode))
 
 
 class _ShortPath:

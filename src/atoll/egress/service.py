@@ -9,24 +9,23 @@ import asyncio
 import ipaddress
 import logging
 import os
-import signal
 import socket
 import subprocess
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from atoll.egress import broker_process, wire
+from atoll.egress.broker_line import ORDER_SECONDS, BrokerLine
 from atoll.egress.member import EgressEvent
 from atoll.egress.nft import Entry
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router import Link, Router
 from atoll.errors import Internal, NotFound, Unavailable
 
-_ORDER_SECONDS: Final = 20.0
 _KEPT_EVENTS: Final = 1000
 _KEPT_SANDBOXES: Final = 512
 _SWEEP_SECONDS: Final = 0.25
@@ -41,6 +40,7 @@ class _Attached:
     link: Link
     policy: EgressPolicy | None = None
     up: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,8 @@ class Egress:
         self._sweep_thread = ThreadPoolExecutor(1, "atoll-sweep")
         self._router: Router
         self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._answers: dict[int, asyncio.Future[wire.Message]] = {}
-        self._number = 0
-        self._connected = asyncio.Event()
-        self._listener: asyncio.Task[None] | None = None
+        self._line: BrokerLine | None = None
+        self._ready = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeping = False
@@ -106,7 +103,8 @@ class Egress:
             if connection is None:
                 self._router = await self._in_router(Router.create)
                 connection = await self._spawn()
-            await self._begin(connection)
+            self._line = await BrokerLine.open(connection, self._hear)
+            self._ready.set()
         except BaseException:
             await self.close()
             raise
@@ -165,7 +163,7 @@ class Egress:
                 await self._put_in_force(attached, one.policy)
         await self._in_router(self._router.forget_others, tuple(links.values()))
         self._sweep_soon()
-        for sandbox in (await self._order({"op": "list"})).get("sandboxes", {}):
+        for sandbox in (await self._order({"op": "list"})).get("sandboxes", []):
             if sandbox not in links:
                 await self._order({"op": "unregister", "sandbox": sandbox})
         return links
@@ -185,17 +183,16 @@ class Egress:
     async def close(self, *, keep_broker: bool = False) -> None:
         """Let go. The broker ends, and with it every sandbox's network, unless it is kept for the next daemon."""
         self._closing = True
-        if self._connected.is_set() and not keep_broker:
-            try:
-                await self._order({"op": "stop"})
-            except (Unavailable, Internal) as err:
-                _log.debug("stopping the broker: %s", err)
-        for task in (self._supervisor, self._listener):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        if self._line is not None:
+            if not keep_broker:
+                try:
+                    await self._line.order({"op": "stop"})
+                except (Unavailable, Internal) as err:
+                    _log.debug("stopping the broker: %s", err)
+            await self._line.close()
         if not keep_broker:
             await self._end_process()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -231,9 +228,10 @@ class Egress:
 
     async def _put_in_force(self, attached: _Attached, policy: EgressPolicy) -> None:
         order = {"op": "register", "link": attached.link.to_dict(), "policy": policy.to_dict()}
-        answer = await self._order(order)
-        grant, revoke = _entries(answer["grant"]), _entries(answer["revoke"])
-        await self._in_router(self._settle, attached, policy, grant, revoke)
+        async with attached.lock:
+            answer = await self._order(order)
+            grant, revoke = _entries(answer["grant"]), _entries(answer["revoke"])
+            await self._in_router(self._settle, attached, policy, grant, revoke)
 
     def _settle(self, attached: _Attached, policy: EgressPolicy, grant: list[Entry], revoke: list[Entry]) -> None:
         link = attached.link
@@ -268,14 +266,16 @@ class Egress:
     async def _adopt(self) -> socket.socket | None:
         """The connection to a broker that is already there, with its router taken over; None when there is none."""
         try:
-            sock, version, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
+            found = await asyncio.to_thread(broker_process.connect, self._dir)
         except (OSError, Unavailable):
             return None
-        self._router = await self._in_router(Router.adopt, sockets)
-        self.adopted = True
-        if broker_process.speaks_our_version(version):
-            return sock
-        sock.close()
+        self._router = await self._in_router(Router.adopt, found.sockets)
+        self.adopted, self.broker_pid = True, found.pid
+        if found.speaks_our_version:
+            return found.connection
+        found.connection.close()
+        await self._end_process()
+        await self._in_router(self._router.flush_grants)
         return await self._spawn()
 
     async def _spawn(self) -> socket.socket:
@@ -291,38 +291,20 @@ class Egress:
 
         # Not on the router's thread: a child is born in the namespace of the thread that starts it.
         self._process = await asyncio.to_thread(start)
-        sock, _, sockets = await asyncio.to_thread(broker_process.connect, self._dir)
-        sockets.close()  # copies of our own
-        return sock
-
-    async def _begin(self, connection: socket.socket) -> None:
-        reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
-        self._listener = asyncio.get_running_loop().create_task(self._listen(reader))
-        self._connected.set()
-        self.broker_pid = int((await self._order({"op": "list"})).get("pid", 0))
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        """Read what the broker says until it is gone, or says something it never would."""
-        try:
-            while True:
-                self._hear(await wire.receive(reader))
-        except (asyncio.IncompleteReadError, OSError) as err:
-            if not self._closing:
-                _log.warning("the egress broker is gone (%s)", err)
-        except Exception:
-            _log.exception("the egress broker talks nonsense")
-        self._connected.clear()
-        for waiting in self._answers.values():
-            if not waiting.done():
-                waiting.set_exception(Unavailable("the egress broker went away"))
+        found = await asyncio.to_thread(broker_process.connect, self._dir)
+        found.sockets.close()  # copies of our own
+        self.broker_pid = found.pid
+        return found.connection
 
     async def _supervise(self) -> None:
         """Whenever the broker is gone, close all doors and start another."""
         while True:
-            assert self._listener is not None
-            await self._listener
+            assert self._line is not None
+            await self._line.gone.wait()
             if self._closing:
                 return
+            self._ready.clear()
+            _log.warning("the egress broker is gone; starting another")
             await self._restart()
 
     async def _restart(self) -> None:
@@ -331,17 +313,17 @@ class Egress:
             try:
                 await self._in_router(self._router.flush_grants)
                 await self._end_process()
-                await self._begin(await self._spawn())
+                self._line = await BrokerLine.open(await self._spawn(), self._hear)
                 break
             except (OSError, Unavailable, Internal, subprocess.SubprocessError) as err:
                 _log.error("the egress broker does not start: %s", err)
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 5.0)
+        self._ready.set()
         for attached in list(self._links.values()):
-            if attached.policy is None:
-                continue
             try:
-                await self._put_in_force(attached, attached.policy)
+                if attached.policy is not None:
+                    await self._put_in_force(attached, attached.policy)
             except (Unavailable, Internal) as err:
                 _log.error("sandbox %s is without network: %s", attached.link.sandbox, err)
 
@@ -349,7 +331,7 @@ class Egress:
         process, self._process = self._process, None
         if process is None:
             if self.broker_pid and self.adopted:
-                await asyncio.to_thread(_end_pid, self.broker_pid)
+                await asyncio.to_thread(broker_process.end_stranger, self.broker_pid, self._uid)
             return
         try:
             await asyncio.to_thread(process.wait, 2)
@@ -358,11 +340,7 @@ class Egress:
             await asyncio.to_thread(process.wait)
 
     def _hear(self, message: wire.Message) -> None:
-        if "n" in message:
-            waiting = self._answers.get(message["n"])
-            if waiting is not None and not waiting.done():
-                waiting.set_result(message)
-        elif message.get("op") == "grant":
+        if message.get("op") == "grant":
             self._spawn_task(self._grant(message))
         elif message.get("op") == "event":
             self._keep_event(EgressEvent.from_dict(message["event"]))
@@ -376,8 +354,8 @@ class Egress:
                 ok = True
         except (Internal, ValueError, TypeError) as err:
             _log.error("grant: %s", err)
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(wire.encode({"op": "granted", "g": message["g"], "ok": ok}))
+        if self._line is not None:
+            self._line.tell({"op": "granted", "g": message["g"], "ok": ok})
 
     def _keep_event(self, event: EgressEvent) -> None:
         kept = self._events.setdefault(event.sandbox, deque(maxlen=_KEPT_EVENTS))
@@ -392,24 +370,14 @@ class Egress:
                 _log.exception("an event listener failed")
 
     async def _order(self, message: wire.Message) -> wire.Message:
-        """Tell the broker something and wait for its answer."""
+        """Give the broker an order; waits a while for one that is just being started."""
         try:
-            async with asyncio.timeout(_ORDER_SECONDS):
-                await self._connected.wait()
-                assert self._writer is not None
-                self._number += 1
-                number = self._number
-                waiting = self._answers[number] = asyncio.get_running_loop().create_future()
-                try:
-                    self._writer.write(wire.encode({"n": number, **message}))
-                    answer: wire.Message = await waiting
-                finally:
-                    del self._answers[number]
+            async with asyncio.timeout(ORDER_SECONDS):
+                await self._ready.wait()
         except TimeoutError:
-            raise Unavailable("the egress broker does not answer") from None
-        if not answer.get("ok"):
-            raise Internal(f"the egress broker refused: {answer.get('error')}")
-        return answer
+            raise Unavailable("there is no egress broker") from None
+        assert self._line is not None
+        return await self._line.order(message)
 
 
 def _entries(rows: Iterable[Any]) -> list[Entry]:
@@ -421,17 +389,3 @@ def _entries(rows: Iterable[Any]) -> list[Entry]:
         life = None if seconds is None else min(max(int(seconds), 1), 86400)
         checked.append(Entry(str(ipaddress.IPv4Address(address)), None if port is None else int(port), life))
     return checked
-
-
-def _end_pid(pid: int) -> None:
-    """End an adopted broker, which is not our child, if it still runs."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        signal.pidfd_send_signal(fd, signal.SIGKILL)
-    except OSError as err:
-        _log.debug("broker %d: %s", pid, err)
-    finally:
-        os.close(fd)

@@ -9,8 +9,10 @@ import json
 import struct
 from typing import Any, Final
 
-VERSION: Final = 1
+VERSION: Final = 2
 MAX_MESSAGE: Final = 4 * 1024 * 1024
+# Sent with the router's descriptors when a daemon connects: version of this protocol, process id of the broker.
+GREETING: Final = struct.Struct("!BI")
 _LENGTH = struct.Struct("!I")
 
 Message = dict[str, Any]
