@@ -84,8 +84,8 @@ fn read_refuses_what_is_no_regular_file_and_comes_back_at_once() {
 
 #[test]
 fn pseudo_files_are_read_although_they_have_no_size() {
-    let status = read(Path::new("/proc/sys/kernel/ostype"), &[]).unwrap();
-    assert_eq!(status, b"Linux\n");
+    let version = read(Path::new("/proc/version"), &[]).unwrap();
+    assert!(version.starts_with(b"Linux"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! `copy`: a file or a tree. Also what a move across mounts is made of.
 
-use super::node::{self, Id, DIRECTORY};
+use super::node::{self, Id};
 use super::replace::{set_owner, write_all, Place, Temporary};
 use super::walk::{Descent, Step, Walk};
 use super::{alive, Owner};
@@ -68,7 +68,7 @@ pub fn copy_tree(
     if is_within(to, Id::of(&stat))? {
         return Err(OpError::invalid("a directory cannot be put into itself"));
     }
-    let source = node::open(&from.dir, &from.name, OFlags::RDONLY | DIRECTORY, 0)?;
+    let source = node::open_directory(&from.dir, &from.name)?;
     let mut open = Descent::default();
     open.push(make_directory(to, name, manner)?)?;
     copied.files += 1;
@@ -127,16 +127,16 @@ fn make_directory(dir: BorrowedFd<'_>, name: &[u8], manner: Manner) -> Result<Ow
         Err(Errno::EXIST) if manner.overwrite => {}
         Err(errno) => return Err(errno.into()),
     }
-    Ok(node::open(dir, name, OFlags::RDONLY | DIRECTORY, 0)?)
+    Ok(node::open_directory(dir, name)?)
 }
 
 /// Gives a finished directory the owner, mode and times of its original.
 fn dress(fd: BorrowedFd<'_>, stat: &Stat, manner: Manner) -> Result<(), OpError> {
-    keep_owner(set_owner(fd, Some(stat.st_uid), Some(stat.st_gid)))?;
-    rustix::fs::fchmod(fd, Mode::from_raw_mode(node::permissions(stat)))?;
     if manner.keep_times {
         rustix::fs::futimens(fd, &times(stat))?;
     }
+    keep_owner(set_owner(fd, Some(stat.st_uid), Some(stat.st_gid)))?;
+    rustix::fs::fchmod(fd, Mode::from_raw_mode(node::permissions(stat)))?;
     Ok(())
 }
 
@@ -228,10 +228,10 @@ fn copy_file(
     } else {
         copy_plain(&source, temporary.fd(), io)?
     };
-    temporary.dress(node::permissions(&stat), &Owner::default(), Some(&stat))?;
     if manner.keep_times {
         rustix::fs::futimens(temporary.fd(), &times(&stat))?;
     }
+    temporary.dress(node::permissions(&stat), &Owner::default(), Some(&stat))?;
     temporary.commit(to, new, !manner.overwrite)?;
     Ok(bytes)
 }

@@ -1,12 +1,12 @@
 //! `mkdir` and `symlink`: making names.
 
-use super::node::{self, DIRECTORY};
+use super::node;
 use super::replace::set_owner;
 use super::{owner_id, Owner};
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::AsFd;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, CWD};
+use rustix::fs::{AtFlags, FileType, Mode, CWD};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -55,7 +55,7 @@ fn make(path: &Path, mode: u32, owner: &Owner) -> Result<bool, OpError> {
         }
         Err(errno) => return Err(errno.into()),
     }
-    let fd = node::open(CWD, bytes, OFlags::RDONLY | DIRECTORY, 0)?;
+    let fd = node::open_directory(CWD, bytes)?;
     if owner.is_set() {
         set_owner(fd.as_fd(), owner.uid, owner.gid)?;
     }

@@ -12,8 +12,6 @@ use std::path::Path;
 
 /// Flags of every open: no controlling terminal, no waiting on a FIFO, nothing inherited by children.
 pub const SAFE: OFlags = OFlags::NOCTTY.union(OFlags::NONBLOCK).union(OFlags::CLOEXEC);
-/// A directory reached without following a link in its last component.
-pub const DIRECTORY: OFlags = SAFE.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW);
 
 const PROC_MAGIC: u64 = 0x9fa0;
 const SYSFS_MAGIC: u64 = 0x6265_6572;
@@ -139,6 +137,23 @@ pub fn open(dir: impl AsFd, path: &[u8], flags: OFlags, mode: u32) -> Result<Own
     retry(|| rustix::fs::openat(dir, path, flags | SAFE, Mode::from_raw_mode(mode)))
 }
 
+/// Opens a directory, and never one behind a link. gVisor follows the link although O_NOFOLLOW is given together with
+/// O_DIRECTORY, so what was opened must be what the name itself stands for.
+pub fn open_directory(dir: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+    let dir = dir.as_fd();
+    let fd = match open(dir, name, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0) {
+        Err(Errno::LOOP) => return Err(Errno::NOTDIR),
+        other => other?,
+    };
+    let there = lstat(dir, name)?;
+    let same = Id::of(&there) == Id::of(&rustix::fs::fstat(&fd)?);
+    if same && kind(&there) == FileType::Directory {
+        Ok(fd)
+    } else {
+        Err(Errno::NOTDIR)
+    }
+}
+
 pub fn lstat(dir: impl AsFd, path: &[u8]) -> Result<Stat, Errno> {
     rustix::fs::statat(dir, path, AtFlags::SYMLINK_NOFOLLOW)
 }
@@ -150,15 +165,12 @@ pub fn read_link(dir: impl AsFd, path: &[u8]) -> Result<Vec<u8>, Errno> {
 /// Opens a directory of the request itself, following links: the caller named it.
 pub fn open_root(path: &Path, follow: bool) -> Result<OwnedFd, OpError> {
     let bytes = trimmed(path.as_os_str().as_bytes());
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-    match open(rustix::fs::CWD, bytes, flags, 0) {
-        Ok(fd) => Ok(fd),
-        // A link in the last component is "not a directory" here, whichever errno the kernel chose.
-        Err(Errno::LOOP) if !follow && lstat(rustix::fs::CWD, bytes).is_ok_and(|s| kind(&s) == FileType::Symlink) => {
-            Err(OpError::from(Errno::NOTDIR).at(path.display()))
-        }
-        Err(errno) => Err(OpError::from(errno).at(path.display())),
-    }
+    let opened = if follow {
+        open(rustix::fs::CWD, bytes, OFlags::RDONLY | OFlags::DIRECTORY, 0)
+    } else {
+        open_directory(rustix::fs::CWD, bytes)
+    };
+    opened.map_err(|errno| OpError::from(errno).at(path.display()))
 }
 
 /// Opens what should be a regular file. Everything else is a typed error; so is a file that belongs to the agent.
@@ -188,10 +200,15 @@ fn not_regular() -> OpError {
 
 /// A file of procfs, sysfs or cgroupfs: written in place, read without trusting its size.
 pub fn is_pseudo(fd: impl AsFd) -> bool {
-    rustix::fs::fstatfs(fd).is_ok_and(|fs| {
-        let magic = fs.f_type as u64 & 0xffff_ffff;
-        matches!(magic, PROC_MAGIC | SYSFS_MAGIC | CGROUP_MAGIC | CGROUP2_MAGIC)
-    })
+    let fd = fd.as_fd();
+    match rustix::fs::fstatfs(fd) {
+        Ok(fs) => matches!(fs.f_type as u64 & 0xffff_ffff, PROC_MAGIC | SYSFS_MAGIC | CGROUP_MAGIC | CGROUP2_MAGIC),
+        // Old gVisor has no statfs for procfs; then the name has to tell.
+        Err(_) => {
+            let opened = read_link(rustix::fs::CWD, descriptor_path(fd).as_bytes()).unwrap_or_default();
+            opened.starts_with(b"/proc/") || opened.starts_with(b"/sys/")
+        }
+    }
 }
 
 /// Refuses what /proc/self would open to the caller only because the agent is the one who asks: the agent's memory and

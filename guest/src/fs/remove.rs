@@ -1,13 +1,13 @@
 //! `remove`: a file, an empty directory or a whole tree; links are removed, never followed.
 
 use super::alive;
-use super::node::{self, DIRECTORY};
+use super::node;
 use super::replace::Place;
 use super::walk::{names, Descent, Names};
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, OFlags};
+use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -48,7 +48,7 @@ pub fn remove_at(dir: BorrowedFd<'_>, name: &[u8], recursive: bool, io: &dyn OpI
         Err(Errno::BUSY) if recursive => {}
         Err(errno) => return Err(errno.into()),
     }
-    let root = node::open(dir, name, OFlags::RDONLY | DIRECTORY, 0)?;
+    let root = node::open_directory(dir, name)?;
     let mut tree = Tree { open: Descent::default(), levels: Vec::new(), removed: 0, first_error: None };
     tree.enter(root, io)?;
     tree.run(io)?;
@@ -125,7 +125,7 @@ impl Tree {
                 self.leave()?;
                 continue;
             };
-            match node::open(self.open.top()?, name, OFlags::RDONLY | DIRECTORY, 0) {
+            match node::open_directory(self.open.top()?, name) {
                 Ok(child) => self.enter(child, io)?,
                 Err(errno) => {
                     level.next += 1;

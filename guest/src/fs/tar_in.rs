@@ -3,7 +3,7 @@
 //! The archive is hostile. Every component of every name is opened by itself and never through a link, so nothing the
 //! archive or anybody else plants can lead out; what may not be made is an error, and so is too much of anything.
 
-use super::node::{self, Id, DIRECTORY};
+use super::node::{self, Id};
 use super::replace::{set_owner, write_all, Temporary};
 use super::tar_format::{broken, kind, padding, parse, text, Extension, Header, BLOCK, LARGEST_EXTENSION};
 use super::tar_source::{Compression, Source};
@@ -11,7 +11,7 @@ use super::{alive, mkdir, Owner};
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
 
 const MAX_BYTES: u64 = 16 << 30;
@@ -190,15 +190,14 @@ impl Tree {
         }
         let mut at = self.root.try_clone()?;
         for part in parts {
-            at = match node::open(&at, part, OFlags::RDONLY | DIRECTORY, 0) {
+            at = match node::open_directory(&at, part) {
                 Err(Errno::NOENT) if make => {
                     match rustix::fs::mkdirat(&at, *part, Mode::from_raw_mode(0o755)) {
                         Ok(()) | Err(Errno::EXIST) => {}
                         Err(errno) => return Err(errno.into()),
                     }
-                    node::open(&at, part, OFlags::RDONLY | DIRECTORY, 0)?
+                    node::open_directory(&at, part)?
                 }
-                Err(Errno::LOOP) => return Err(Errno::NOTDIR.into()),
                 other => other?,
             };
         }
@@ -228,8 +227,8 @@ impl Tree {
             left -= want as u64;
         }
         source.skip(padding(header.size) as u64)?;
-        temporary.dress(header.mode & self.mode_mask, &self.owner(header)?, None)?;
         rustix::fs::futimens(temporary.fd(), &times(header))?;
+        temporary.dress(header.mode & self.mode_mask, &self.owner(header)?, None)?;
         temporary.commit(dir.as_fd(), name, false)?;
         self.bytes += header.size;
         self.files += 1;
@@ -297,8 +296,8 @@ impl Tree {
                     let _ = set_owner(dir.as_fd(), owner.uid, owner.gid);
                 }
             }
-            let _ = rustix::fs::fchmod(&dir, Mode::from_raw_mode(pending.header.mode & self.mode_mask));
             let _ = rustix::fs::futimens(&dir, &times(&pending.header));
+            let _ = rustix::fs::fchmod(&dir, Mode::from_raw_mode(pending.header.mode & self.mode_mask));
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::glob::Choice;
 use super::list::skip_lost;
-use super::node::{self, Id, DIRECTORY};
+use super::node::{self, Id};
 use super::tar_format::{build, kind, padding, Header};
 use super::walk::{Step, Walk};
 use super::{alive, on_large_stack};
@@ -90,7 +90,7 @@ fn find(base: &OwnedFd, path: &[u8]) -> Result<Root, OpError> {
         return Ok(Root { dir, name: b".".to_vec(), path: Vec::new() });
     };
     for part in above {
-        dir = node::open(&dir, part, OFlags::RDONLY | DIRECTORY, 0)?;
+        dir = node::open_directory(&dir, part)?;
     }
     node::lstat(&dir, name)?;
     Ok(Root { dir, name: name.to_vec(), path: parts.join(b"/".as_slice()) })
@@ -114,7 +114,7 @@ impl Pack {
         if !root.path.is_empty() && node::kind(&node::lstat(&root.dir, &root.name)?) != FileType::Directory {
             return Ok(());
         }
-        let top = node::open(&root.dir, &root.name, OFlags::RDONLY | DIRECTORY, 0)?;
+        let top = node::open_directory(&root.dir, &root.name)?;
         let mut walk = Walk::new(top)?;
         loop {
             match walk.step()? {

@@ -4,10 +4,10 @@
 //! Only the first levels keep their directory open. Deeper ones are left when going down and found again by `..`, which
 //! is believed only if it leads to the same inode.
 
-use super::node::{self, Id, DIRECTORY};
+use super::node::{self, Id};
 use crate::op::OpError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{FileType, OFlags, RawDir, Stat};
+use rustix::fs::{FileType, RawDir, Stat};
 use rustix::io::Errno;
 
 /// Levels that keep their descriptor; a bound on what one walk holds open.
@@ -104,7 +104,7 @@ impl Descent {
         let Some((above, id)) = self.levels.last_mut() else { return Ok(()) };
         if above.is_none() {
             let left = left.ok_or_else(lost)?;
-            let fd = node::open(&left, b"..", OFlags::RDONLY | DIRECTORY, 0)?;
+            let fd = node::open_directory(&left, b"..")?;
             if Id::of(&rustix::fs::fstat(&fd)?) != *id {
                 return Err(OpError::new("file_error", "the tree was moved during the walk"));
             }
@@ -264,7 +264,7 @@ impl Walk {
 
     /// Goes into the current entry if it is a directory and no link. After an error the walk goes on with the next entry.
     pub fn descend(&mut self) -> Result<(), OpError> {
-        let fd = node::open(self.dir()?, self.name(), OFlags::RDONLY | DIRECTORY, 0)?;
+        let fd = node::open_directory(self.dir()?, self.name())?;
         self.push(fd)
     }
 

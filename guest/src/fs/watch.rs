@@ -4,7 +4,7 @@
 //! The agent's own temporaries are not shown: a file replaced by one was created and written.
 
 use super::list::skip_lost;
-use super::node::{self, Id, DIRECTORY};
+use super::node::{self, Id};
 use super::replace::is_temporary;
 use super::walk::{Step, Walk};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
@@ -295,7 +295,7 @@ impl Watcher {
             return None;
         }
         for part in path.split(|b| *b == b'/').filter(|part| !part.is_empty()) {
-            at = node::open(&at, part, OFlags::RDONLY | DIRECTORY, 0).ok()?;
+            at = node::open_directory(&at, part).ok()?;
         }
         Some(at)
     }
