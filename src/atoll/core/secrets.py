@@ -11,8 +11,12 @@ import os
 import re
 import secrets as random
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from atoll.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MAX_VALUE = 64 << 10
@@ -73,7 +77,7 @@ class Secrets:
         except InvalidTag:
             raise Internal(f"secret {name}:{key} does not open with this machine's key") from None
 
-    def _cipher(self):  # type: ignore[no-untyped-def]
+    def _cipher(self) -> "AESGCM":
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         try:
