@@ -19,7 +19,9 @@ from atoll.guest.process import Exit, Process
 from atoll.images.host import build_host_image
 from atoll.images.tree import overlay_flavour
 
-PATIENCE = 60.0  # the machine may be slow and busy; nothing here measures time
+PATIENCE = float(
+    os.environ.get("ATOLL_TEST_PATIENCE", "60")
+)  # the machine may be slow and busy; nothing here measures time
 SMALL = Limits(cpus=1.0, memory_mb=256, pids=128, files=1024, disk_mb=64)
 
 
@@ -78,6 +80,14 @@ def host_rootfs(cache: Path) -> Rootfs:
 
 def spec_for(rootfs: Rootfs, **fields: Any) -> BoxSpec:
     return BoxSpec(**{"id": new_id(), "rootfs": rootfs, "limits": SMALL, **fields})
+
+
+async def nothing_left(backend: LocalBackend) -> None:
+    """Wait until the census is empty; says what is not."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := census(backend)) != NOTHING:
+        assert time.monotonic() < deadline, f"still there: {found}"
+        await asyncio.sleep(0.01)
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -144,7 +154,7 @@ def _zombies() -> list[str]:
         for pid in path.read_text().split():
             try:
                 if os.stat(f"/proc/{pid}").st_uid >= FIRST:
-                    found.append(pid)
+                    found.append(Path(f"/proc/{pid}/stat").read_text())
             except OSError:
                 continue
     return found

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from backend_lab import NOTHING, Sandbox, census, host_rootfs, spec_for, until
+from backend_lab import Sandbox, host_rootfs, nothing_left, spec_for
 
 from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend
@@ -34,7 +34,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     await made.sweep(set())
     for box in list(made._boxes.values()):
         await made.destroy(box.record)
-    await until(lambda: census(made) == NOTHING, "nothing is left of the test")
+    await nothing_left(made)
     await made.close()
 
 

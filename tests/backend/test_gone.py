@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, Sandbox, census, holders_of, namespaces, spec_for, until
+from backend_lab import NOTHING, PATIENCE, Sandbox, census, holders_of, namespaces, nothing_left, spec_for, until
 
 from atoll.backends.contract import BoxSpec, Rootfs
 from atoll.backends.local import LocalBackend
@@ -199,7 +199,6 @@ async def test_the_dead_are_buried_not_adopted(make, backend: LocalBackend) -> N
     assert await fresh.adopt(dead_record) is None
     assert await fresh.adopt(mistaken_record) is None
     assert os.getpid()  # still here: the number alone never kills
-    fresh._reap(mistaken.box.record)
     assert census(fresh) == NOTHING
     await fresh.close()
     await backend.start()
@@ -248,7 +247,7 @@ async def test_a_daemon_killed_in_the_middle_leaves_only_what_sweep_takes(
     async with asyncio.timeout(PATIENCE):
         assert await process.wait() == -signal.SIGKILL
     assert await backend.sweep(set()) == [spec.id]
-    await until(lambda: census(backend) == NOTHING, "sweep has taken everything")
+    await nothing_left(backend)
 
 
 async def test_destroy_says_when_something_stays(backend: LocalBackend) -> None:

@@ -140,7 +140,8 @@ class LocalBackend:
             await living.kill()
             living.release()
         await group.kill()
-        self._reap(record)
+        base = record.get("base") if isinstance(record.get("base"), int) else None
+        await children.reap_orphans(self.groups.path(box), base)
         for engine in ENGINES:
             _remove(self.paths.state(engine, box))
         await group.remove()
@@ -148,20 +149,8 @@ class LocalBackend:
         await self._detached(box)
         if not keep_disk:
             await asyncio.to_thread(_remove, self.paths.box(box))
-            base = record.get("base")
-            self.ids.release(box, base if isinstance(base, int) else None)
+            self.ids.release(box, base)
         self._verify(box, keep_disk)
-
-    def _reap(self, record: dict[str, Any]) -> None:
-        pid = record.get("pid")
-        with suppress(ProcessLookupError, ChildProcessError, OSError):
-            if isinstance(pid, int):
-                fd = os.pidfd_open(pid)
-                try:
-                    children.reap(fd)
-                finally:
-                    os.close(fd)
-        children.reap_orphans({living.pid for living in self._boxes.values()})
 
     async def _detached(self, box: str) -> None:
         """The loop device clears itself with the last mount. Only a sandbox that shares the workspace may hold it longer."""

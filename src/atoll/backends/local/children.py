@@ -8,11 +8,12 @@ import asyncio
 import ctypes
 import os
 import signal
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.backends.local.ids import FIRST, LAST
+from atoll.backends.local.ids import COUNT
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -91,16 +92,33 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
 
 
-def reap_orphans(tracked: set[int]) -> list[int]:
-    """Collect zombies that fell to us from a start that was cut short; known by an id no real user has."""
-    found = []
-    for pid in _children() - tracked:
-        state, uid = _state(pid)
-        if state == "Z" and FIRST <= uid <= LAST + 0xFFFF:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-                found.append(pid)
-    return found
+async def reap_orphans(group: str, base: int | None, timeout: float = 10.0) -> None:
+    """Collect what fell to us from an engine that was cut short: children in that control group, or with the ids of that
+    sandbox. They are dying or dead when this is called, and nobody else here waits for them."""
+    deadline = time.monotonic() + timeout
+    while _collect(group, base) and time.monotonic() < deadline:
+        await asyncio.sleep(0.001)
+
+
+def _collect(group: str, base: int | None) -> bool:
+    """One round; true when there may be more."""
+    found = [pid for pid in _children() if _is_orphan(pid, group, base)]
+    for pid in found:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return bool(found)
+
+
+def _is_orphan(pid: int, group: str, base: int | None) -> bool:
+    """A dead process still says which unified group it was in; where there is none, its user has to do."""
+    try:
+        if f":{group}" in Path(f"/proc/{pid}/cgroup").read_text():
+            return True
+        status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    uid = next((int(line.split()[1]) for line in status if line.startswith("Uid:")), 0)
+    return base is not None and base <= uid < base + COUNT
 
 
 def _children() -> set[int]:
@@ -109,14 +127,3 @@ def _children() -> set[int]:
         with suppress(OSError):
             found.update(int(pid) for pid in path.read_text().split())
     return found
-
-
-def _state(pid: int) -> tuple[str, int]:
-    state, uid = "", 0
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("State:"):
-                state = line.split()[1]
-            elif line.startswith("Uid:"):
-                uid = int(line.split()[1])
-    return state, uid
