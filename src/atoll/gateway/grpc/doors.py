@@ -18,6 +18,7 @@ import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 from ...core.credentials import Peer, loopback_owner
 
@@ -128,9 +129,10 @@ class _Half(asyncio.Protocol):
     def join(self, other: _Half) -> None:
         """Both ends are there: pass on what came early, then let it flow."""
         self.other, other.other = other, self
-        if other.transport is not None and self._early:
-            other.transport.write(b"".join(self._early))
-            self._early.clear()
+        for here, there in ((self, other), (other, self)):
+            if there.transport is not None and here._early:
+                there.transport.write(b"".join(here._early))
+            here._early.clear()
 
     def drop(self, *, politely: bool = False) -> None:
         transport, self.transport = self.transport, None
@@ -148,14 +150,13 @@ class _Front(_Half):
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if not isinstance(transport, asyncio.Transport):
-            raise TypeError("a stream transport was expected")
+        stream = cast(asyncio.Transport, transport)  # uvloop's transports are not of that class, only of that shape
         if not self._doors.enter(self):
-            transport.abort()
+            stream.abort()
             return
-        self.transport = transport
-        transport.pause_reading()
-        self._task = asyncio.ensure_future(self._connect(transport))
+        self.transport = stream
+        stream.pause_reading()
+        self._task = asyncio.ensure_future(self._connect(stream))
 
     async def _connect(self, transport: asyncio.Transport) -> None:
         try:
@@ -185,8 +186,7 @@ class _Back(_Half):
     """The side that faces the gRPC server."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
 
 async def _dial(inner: Path, name: str) -> socket.socket:
