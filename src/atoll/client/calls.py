@@ -74,6 +74,10 @@ def _encode(fields: Mapping[str, Any]) -> bytes:
 def sandbox_path(ref: str, *rest: str) -> str:
     if not isinstance(ref, str) or not ref or ref in (".", "..") or "\0" in ref:
         raise InvalidArgument("a sandbox id or name is needed")
+    try:
+        ref.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InvalidArgument("a sandbox's name is valid UTF-8") from None
     return "/v1/sandboxes/" + quote(ref).replace("/", "%2F") + "".join(f"/{part}" for part in rest)
 
 

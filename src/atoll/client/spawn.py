@@ -19,7 +19,7 @@ from ..errors import DaemonUnreachable, PermissionDenied
 START_DEADLINE = 60.0
 LOG_LINES = 8
 _LONGEST_NAME = 107  # sun_path holds 108 bytes with the closing zero
-_ABSENT = (errno.ENOENT, errno.ECONNREFUSED)
+_ABSENT = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR)
 
 # A grandchild in a session of its own: it is nobody's child afterwards, so no zombie stays with a long-lived caller.
 _DETACH = (
