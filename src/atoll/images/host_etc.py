@@ -112,7 +112,10 @@ def write(etc: EtcPlan, target: Path) -> None:
         if name != "extra-ca":
             (target / name).unlink(missing_ok=True)
             (target / name).write_text(text)
+            (target / name).chmod(0o644)
     (target / "shadow").chmod(0o640)
+    for directory, _, _ in os.walk(target):  # the daemon's umask is its own; inside, users other than root read these
+        os.chmod(directory, 0o755)
     mtab = target / "mtab"
     mtab.symlink_to("../proc/self/mounts")
 
