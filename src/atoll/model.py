@@ -92,6 +92,9 @@ class CreateSandbox(Request, kw_only=True):
     mounts: Annotated[list[Mount], Meta(max_length=64)] = []
     read_only_root: bool = False
     persistent: bool = False
+    program: Annotated[str, Meta(max_length=4096)] | None = None
+    seccomp: str | None = None
+    start: bool = True
 
     def __post_init__(self) -> None:
         if self.name is not None and (not NAME.match(self.name) or ".." in self.name):
@@ -106,6 +109,50 @@ class CreateSandbox(Request, kw_only=True):
             raise ValueError("at most 64 labels, keys of 256 and values of 4096 characters")
         if self.hosts is not None and (len(self.hosts) > 1000 or any(not 0 < len(h) <= 300 for h in self.hosts)):
             raise ValueError("hosts must be at most 1000 names of at most 300 characters")
+
+
+class InitialFile(Request, kw_only=True):
+    """A file that is there before the command starts."""
+
+    path: str
+    content_b64: str
+    mode: Mode = 0o644
+
+    def __post_init__(self) -> None:
+        check_path("path", self.path)
+        if not self.path.startswith("/") or ".." in self.path.split("/"):
+            raise ValueError(f"a file needs an absolute path without `..`, not {self.path!r:.200}")
+
+
+class RunOnce(Request, kw_only=True):
+    """A sandbox for one command. `any_host`: with nothing said about hosts it may reach every public one, else what
+    package tools need. `keep` leaves it running."""
+
+    sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+    command: "ExecSpec"
+    files: Annotated[list[InitialFile], Meta(max_length=1000)] = []
+    any_host: bool = False
+    keep: bool = False
+
+
+class PullImage(Request, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class BuildImage(Request, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    debian: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+
+
+class OpenAgentkernel(Request, kw_only=True):
+    """Serve agentkernel's HTTP interface for as long as this request stays open."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 18888
+    key: str | None = None
+    any_host: bool = False
+    allow_host_access: bool = False
+    legacy_exit_errors: bool = False
 
 
 class Extend(Request, kw_only=True):

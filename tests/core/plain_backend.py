@@ -21,7 +21,7 @@ AGENT = Path(__file__).parents[2] / "guest/target/release/atoll-guest"
 
 
 class PlainImages:
-    async def choose(self, name: str) -> Chosen:
+    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
         if name != "host":
             raise errors.NotFound(f"no image {name!r}")
         return Chosen("host", Rootfs(("/",)), {"PATH": "/usr/local/bin:/usr/bin:/bin"})

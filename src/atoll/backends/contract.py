@@ -70,6 +70,8 @@ class BoxSpec:
     disk: Mapping[str, Any] | None = None  # record of the stopped sandbox of this id, whose disk is used again
     network: Callable[[int], Awaitable[None]] | None = None  # called with a network namespace fd; None: loopback only
     read_only_root: bool = False
+    seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive
+    no_capabilities: bool = False
 
 
 @dataclass(frozen=True, slots=True)

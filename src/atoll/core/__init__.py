@@ -9,6 +9,7 @@ from atoll.core.files import Files
 from atoll.core.history import History
 from atoll.core.images import Images
 from atoll.core.network import Loopback, Network
+from atoll.core.once import Once
 from atoll.core.ports import Ports
 from atoll.core.reaper import Reaper
 from atoll.core.recovery import reconcile
@@ -34,6 +35,7 @@ class Core:
         self.files = Files(self.sandboxes)
         self.ports = Ports(self.sandboxes)
         self.reaper = Reaper(self.sandboxes)
+        self.once = Once(self)
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""

@@ -1,11 +1,18 @@
-"""From an image's name to the layers a sandbox starts from."""
+"""Core's seam to images: from a name, or from the program to be run, to the layers a sandbox starts from."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from atoll import errors
 from atoll.backends.contract import Rootfs
+
+if TYPE_CHECKING:
+    from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
+
+AUTO = "auto"  # as an image's name: the one the program means
 
 
 @dataclass(frozen=True)
@@ -17,30 +24,131 @@ class Chosen:
     env: Mapping[str, str]
     user: str = ""
     workdir: str = ""
+    digest: str = ""
+    why: str = ""
 
 
 class Images(Protocol):
-    """What core needs of images."""
+    """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's."""
 
-    async def choose(self, name: str) -> Chosen: ...
+    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen: ...
 
 
 class StoredImages:
-    """Images of `atoll.images`: `host`, or what the store has or can pull."""
+    """Images of `atoll.images` below one directory. The store is opened with the first use."""
 
-    def __init__(self, store: object) -> None:
-        self._store = store
+    def __init__(self, store: "ImageStore | Path", settings: Mapping[str, Any] | None = None) -> None:
+        self._given = store
+        self._settings = dict(settings or {})
+        self._store: ImageStore | None = None
 
-    async def choose(self, name: str) -> Chosen:
-        return await asyncio.to_thread(self._choose, name)
+    # For sandboxes
 
-    def _choose(self, name: str) -> Chosen:
-        from atoll.images.store import ImageStore
+    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
+        return await asyncio.to_thread(self._choose, name, program, digest)
 
-        assert isinstance(self._store, ImageStore)
-        if name == "host":
-            host = self._store.host_image()
-            rootfs = Rootfs(tuple(map(str, host.lowers)), tuple(map(str, host.usr_lowers)))
-            return Chosen(host.name, rootfs, dict(host.env), host.user, host.workdir)
-        image = self._store.find(name) or self._store.pull(name)
-        return Chosen(image.name, Rootfs(tuple(map(str, image.lowers))), dict(image.env), image.user, image.workdir)
+    def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
+        kept = self._again(name, digest) if digest else None
+        if kept is not None:
+            return chosen(kept, "the one it was made from")
+        choice = self.obtain(name, program)
+        return chosen(choice.image, choice.why)
+
+    def _again(self, name: str, digest: str) -> "Image | HostImage | None":
+        """The very image a stopped sandbox was made from: its disk holds only what differs."""
+        store = self.store
+        return store.find_host_image(digest) or store.find(digest)
+
+    def obtain(
+        self, name: str, program: str | None = None, progress: "Callable[[Progress], None] | None" = None
+    ) -> "Choice":
+        """Find, pull or build it. Blocks; the operator's allowlist holds for every way here."""
+        from atoll.images import Detection, detect, obtain
+
+        catalog, allowlist = self.catalog, self.allowlist
+        if name == AUTO:
+            found = detect([program] if program else [], None, catalog)
+        else:
+            found = Detection(name, f"the image {name}", program or "", explicit=program is None)
+        more: dict[str, Any] = {} if progress is None else {"progress": progress}
+        return obtain(found, self.store, catalog, allowlist=allowlist, **more)
+
+    # For people
+
+    def detect(self, program: str) -> str | None:
+        """The catalog's name for a command; None when the command means no image."""
+        from atoll.images import detect
+
+        found = detect([program], None, self.catalog)
+        return None if found.why == "the default" else found.image_name
+
+    async def watch(self, work: "Callable[[Callable[[Progress], None]], Image]") -> AsyncIterator[dict[str, Any]]:
+        """Pull or build in a thread: its steps as they come, the image last. Leaving gives it up."""
+        loop = asyncio.get_running_loop()
+        steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        left = False
+
+        def step(progress: "Progress") -> None:
+            if left:
+                raise errors.Cancelled("the caller went away")
+            told = {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
+            loop.call_soon_threadsafe(steps.put_nowait, {"progress": told})
+
+        task = asyncio.ensure_future(asyncio.to_thread(work, step))
+        task.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (item := await steps.get()) is not None:
+                yield item
+            yield {"image": task.result().to_json()}
+        finally:
+            left = True
+            if not task.done():
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def store(self) -> "ImageStore":
+        if self._store is None:
+            from atoll.images import ImageStore
+
+            given, known = self._given, self._settings
+            if isinstance(given, ImageStore):
+                self._store = given
+            else:
+                authority = known.get("ca_file")
+                self._store = ImageStore(
+                    given,
+                    insecure_registries=known.get("insecure_registries", ()),
+                    ca_file=Path(authority) if authority else None,
+                )
+        return self._store
+
+    @property
+    def catalog(self) -> "Catalog":
+        from atoll.images import Catalog
+
+        return Catalog.load(self._settings.get("custom"))
+
+    @property
+    def allowlist(self) -> "Allowlist":
+        from atoll.images import Allowlist
+
+        return Allowlist.of(self._settings.get("allow"))
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """The operator's `[images]` table; an unknown key or a wrong type is an error when the daemon starts."""
+    kinds = {"allow": list, "custom": dict, "insecure_registries": list, "ca_file": str}
+    for key, value in settings.items():
+        if key not in kinds:
+            from atoll.profiles import nearest
+
+            raise errors.InvalidArgument(f"config.toml: unknown key `images.{key}`", hint=nearest(key, kinds))
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if not isinstance(value, kinds[key]) or not all(isinstance(entry, str) for entry in entries):
+            raise errors.InvalidArgument(f"config.toml: `images.{key}` has a value of the wrong kind")
+
+
+def chosen(image: "Image | HostImage", why: str) -> Chosen:
+    lowers = tuple(map(str, image.lowers))
+    usr = tuple(map(str, getattr(image, "usr_lowers", ())))
+    return Chosen(image.name, Rootfs(lowers, usr), dict(image.env), image.user, image.workdir, image.digest, why)

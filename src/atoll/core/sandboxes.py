@@ -6,7 +6,6 @@ finish (`recovery.py`). A create that fails, or whose caller went away, leaves n
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -17,10 +16,12 @@ import msgspec
 from atoll import errors
 from atoll.backends.contract import Backend, Box, BoxSpec, Ended, Limits, Mount
 from atoll.config import Config
+from atoll.core import profiles
 from atoll.core.access import Principal, new_id
 from atoll.core.history import History
 from atoll.core.images import Chosen, Images
 from atoll.core.live import Live, gone
+from atoll.core.mounts import host_mounts
 from atoll.core.network import Network
 from atoll.core.store import LIVE, Row, Store
 from atoll.model import ALIAS, NAME, CreateSandbox, End, Extend, SandboxInfo
@@ -226,13 +227,18 @@ class Sandboxes:
     # Creating
 
     async def _create(self, who: Principal, spec: CreateSandbox) -> SandboxInfo:
+        spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
         mounts = self._mounts(who, spec)
-        policy = await self.network.policy(spec)
+        policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
-        image = await self.images.choose(spec.image)
+        image = await self.images.choose(spec.image, spec.program)
         row = self._new_row(who, spec, runtime, image, limits, policy)
         self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
+        if not spec.start:
+            self.store.finish_create(row["id"], state="stopped")
+            self.history.record(row["id"], who.owner, "created", runtime=runtime, image=image.name, by=who.owner)
+            return self._info(self.store.sandbox(row["id"]) or row)
         try:
             live = await self._boot(who, row, spec, image, limits, required, mounts)
         except BaseException as error:
@@ -269,6 +275,8 @@ class Sandboxes:
             disk=disk,
             network=await self.network.attach(sandbox, row["record"]["policy"]),
             read_only_root=spec.read_only_root,
+            seccomp=spec.seccomp or "default",
+            no_capabilities=profiles.drops_capabilities(spec),
         )
         box = await self.backend.create(box_spec)
         live = Live({**row, "state": "running"}, box)
@@ -320,19 +328,11 @@ class Sandboxes:
     def _limits(self, spec: CreateSandbox) -> tuple[Limits, frozenset[str]]:
         """What it may use, and which of that was asked for: that must be held, a default need not."""
         asked = {key: value for key, value in msgspec.structs.asdict(spec.limits).items() if value is not None}
-        return Limits.from_json({**msgspec.structs.asdict(self.config.limits), **asked}), frozenset(asked)
+        defaults = profiles.default_limits(spec, msgspec.structs.asdict(self.config.limits))
+        return Limits.from_json({**defaults, **asked}), frozenset(asked)
 
     def _mounts(self, who: Principal, spec: CreateSandbox) -> tuple[Mount, ...]:
-        home = os.path.realpath(self.home)
-        mounts = []
-        for mount in spec.mounts:
-            source = os.path.realpath(mount.source)
-            if os.path.commonpath((home, source)) in (home, source):
-                raise errors.PermissionDenied(f"{mount.source!r:.200} holds atoll's own state and cannot be mounted")
-            if not os.path.lexists(source):
-                raise errors.InvalidArgument(f"mount source {mount.source!r:.200} does not exist")
-            mounts.append(Mount(source, mount.target, mount.read_only, who.uid, who.gid))
-        return tuple(mounts)
+        return host_mounts(self.home, who, spec)
 
     def _new_row(
         self, who: Principal, spec: CreateSandbox, runtime: str, image: Chosen, limits: Limits, policy: dict[str, Any]
@@ -350,7 +350,7 @@ class Sandboxes:
             "image": image.name,
             "spec": msgspec.to_builtins(spec),
             "record": {"limits": {k: {"value": v, "enforced": None} for k, v in limits.to_json().items()},
-                       "policy": policy, "uid": who.uid, "gid": who.gid},
+                       "policy": policy, "uid": who.uid, "gid": who.gid, "image": image.digest},
             "created_at": now,
             "expires_at": None if lifetime is None else now + lifetime,
             "idle_timeout": idle,
@@ -390,11 +390,12 @@ class Sandboxes:
         self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
         try:
             limits, required = self._limits(spec)
-            image = await self.images.choose(spec.image)
+            image = await self.images.choose(spec.image, spec.program, row["record"].get("image"))
             mounts = self._mounts(who, spec)
-            live = await self._boot(who, row, spec, image, limits, required, mounts, disk=row["record"]["box"])
+            live = await self._boot(who, row, spec, image, limits, required, mounts, disk=row["record"].get("box"))
         except BaseException:
-            await self.backend.destroy(row["record"]["box"], keep_disk=True)
+            kept = row["record"].get("box")
+            await self.backend.destroy(kept or {"id": row["id"]}, keep_disk=kept is not None)
             self.store.update_sandbox(row["id"], state="stopped")
             raise
         live.touch()

@@ -471,3 +471,7 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
             news.cancel()
             with suppress(asyncio.CancelledError):
                 await news
+
+
+# Routes of their own modules, here for their entries in the table
+from atoll.gateway import rest_images  # noqa: E402, F401

@@ -24,7 +24,7 @@ STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "li
 _BACKLOG = 8
 _LISTEN_FD = 3
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
-_RESERVED = ("proc", "sys", "dev", ".atoll", "workspace")
+_RESERVED = ("proc", "sys", "dev", ".atoll")
 
 
 class Assembly:
@@ -114,6 +114,9 @@ class Assembly:
             user_ns=f"/proc/{launcher.pid}/fd/{USER_NS_FD}",
             net_ns=f"/proc/{launcher.pid}/fd/{NET_NS_FD}",
             cgroup=self._backend.groups.path(spec.id),
+            filter=spec.seccomp,
+            no_capabilities=spec.no_capabilities,
+            read_only_root=spec.read_only_root,
         )
         (self._run / "config.json").write_bytes(config)
         (self._paths.engine / self._engine.name).mkdir(mode=0o711, exist_ok=True)
@@ -125,7 +128,7 @@ class Assembly:
                 "disk": {"image": str(self._paths.disk(spec.id))},
                 "overlays": self._overlays(),
                 "binds": [*self._own_binds(agent=3), *binds],
-                "mountpoints": list(bundle.MOUNTPOINTS),
+                "mountpoints": [*bundle.MOUNTPOINTS, *(("tmp",) if spec.read_only_root else ())],
                 "read_only_root": spec.read_only_root,
                 "argv": self._engine.run(self._paths, spec.id),
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
@@ -236,6 +239,6 @@ def _bind(target: str, read_only: bool, source: dict[str, Any]) -> dict[str, Any
     parts = [part for part in target.split("/") if part]
     if not target.startswith("/") or not parts or "." in parts or ".." in parts or "\0" in target:
         raise InvalidArgument(f"not a place to mount on: {target[:200]!r}")
-    if parts[0] in _RESERVED and (len(parts) == 1 or parts[0] != "workspace"):
+    if parts[0] in _RESERVED:
         raise InvalidArgument(f"/{parts[0]} is not a place to mount on")
     return {"source": source, "target": target, "read_only": read_only, "idmap": True}

@@ -76,7 +76,19 @@ _MOUNTS: list[dict[str, Any]] = [
 ]
 
 
-def configuration(*, root: str, hostname: str, base: int, user_ns: str, net_ns: str, cgroup: str) -> bytes:
+TMP_BYTES = 64 << 20  # of the one place in a read-only root that can be written, beside the workspace
+_TMP: dict[str, Any] = {
+    "destination": "/tmp",
+    "type": "tmpfs",
+    "source": "tmpfs",
+    "options": [*_PLAIN, "mode=1777", f"size={TMP_BYTES}"],
+}
+
+
+def configuration(
+    *, root: str, hostname: str, base: int, user_ns: str, net_ns: str, cgroup: str, filter: str = "default",
+    no_capabilities: bool = False, read_only_root: bool = False,
+) -> bytes:  # fmt: skip
     """config.json: the two namespaces made ahead by path, the others new."""
     mapping = [{"containerID": 0, "hostID": base, "size": COUNT}]
     sets = ("bounding", "effective", "permitted")
@@ -90,10 +102,10 @@ def configuration(*, root: str, hostname: str, base: int, user_ns: str, net_ns: 
             "args": [AGENT, "agent"],
             "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             "cwd": "/",
-            "capabilities": {name: list(CAPABILITIES) for name in sets},
+            "capabilities": {name: [] if no_capabilities else list(CAPABILITIES) for name in sets},
             "noNewPrivileges": True,
         },
-        "mounts": _MOUNTS,
+        "mounts": [*_MOUNTS, _TMP] if read_only_root else _MOUNTS,
         "linux": {
             "uidMappings": mapping,
             "gidMappings": mapping,
@@ -106,7 +118,7 @@ def configuration(*, root: str, hostname: str, base: int, user_ns: str, net_ns: 
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
             "maskedPaths": list(MASKED),
             "readonlyPaths": list(READ_ONLY),
-            "seccomp": seccomp.profile(),
+            "seccomp": seccomp.profile(filter),
         },
     }
     return json.dumps(value, separators=(",", ":")).encode()

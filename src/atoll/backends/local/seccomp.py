@@ -63,13 +63,25 @@ SOCKET_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFF_FFFF)
 
 
+# What the stricter filters leave out: looking into other processes; then also old IPC, real-time priorities and locked memory.
+_PEEKING = "ptrace process_vm_readv process_vm_writev pidfd_getfd"
+_RARE = """
+chroot msgctl msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget mlockall migrate_pages
+move_pages process_madvise process_mrelease sched_setattr sched_setparam sched_setscheduler io_setup io_submit
+"""
+_WITHOUT = {"default": "", "moderate": "", "ai-agent": _PEEKING, "restrictive": _PEEKING + _RARE}
+
+
 @cache
-def profile() -> dict[str, Any]:
+def profile(name: str = "default") -> dict[str, Any]:
     """As `linux.seccomp` of an OCI configuration."""
+    if name not in _WITHOUT:
+        raise Unsupported(f"no seccomp filter is called {name!r:.60}")
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise Unsupported(f"no seccomp profile for {machine}")
-    plain = sorted(set((_FILES + _MEMORY + _PROCESSES + _WAITING + _TALKING).split()))
+    every = set((_FILES + _MEMORY + _PROCESSES + _WAITING + _TALKING).split())
+    plain = sorted(every - set(_WITHOUT[name].split()))
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,

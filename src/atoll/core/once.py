@@ -1,0 +1,120 @@
+"""One command in a sandbox of its own: made for it, gone after it. `run` of every surface is this verb.
+
+The sandbox belongs to the call: a caller that goes away, an error or the daemon's end take it along. Only `keep` leaves it.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from atoll import errors
+from atoll.core.access import Principal
+from atoll.core.profiles import OPEN, Ceiling
+from atoll.egress import presets
+from atoll.model import Chunk, CreateSandbox, ExecResult, RunOnce, SandboxInfo, Started, unbase64
+
+if TYPE_CHECKING:
+    from atoll.core import Core
+
+log = logging.getLogger("atoll.once")
+
+KEPT_S = 3600.0
+UNKEPT_S = 24 * 3600.0 + 600.0  # the longest timeout of a command and some; a backstop, nothing waits for it
+
+Item = Started | Chunk | ExecResult | dict[str, Any]
+
+
+class Once:
+    """Runs that bring their own sandbox."""
+
+    def __init__(self, core: "Core") -> None:
+        self._core = core
+        self._ends: set[asyncio.Task[Any]] = set()
+
+    async def stream(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> AsyncIterator[Item]:
+        """What happens, as it happens: the sandbox (`{"sandbox": ...}`), the command's start, its output, its result."""
+        spec = self._complete(request)
+        ceiling.check(spec)
+        if request.command.background:
+            raise errors.InvalidArgument("a run of its own cannot go to the background", hint="keep it, and use exec")
+        info = await self._core.sandboxes.create(who, spec)
+        keep = False
+        result: ExecResult | None = None
+        try:
+            yield {"sandbox": summary(info)}
+            await self._place(who, info, request)
+            output = self._core.commands.stream(who, info.id, request.command)
+            try:
+                async for item in output:
+                    if isinstance(item, ExecResult):
+                        result = item
+                    else:
+                        yield item
+            finally:
+                await output.aclose()  # type: ignore[attr-defined]  # it is a generator
+            keep = request.keep
+        finally:
+            if not keep:
+                await self._end(who, info.id)
+        assert result is not None
+        yield result
+
+    async def run(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> ExecResult:
+        """The same for callers that want only the end of it."""
+        found: ExecResult | None = None
+        stream = self.stream(who, request, ceiling)
+        try:
+            async for item in stream:
+                if isinstance(item, ExecResult):
+                    found = item
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        assert found is not None
+        return found
+
+    def _complete(self, request: RunOnce) -> CreateSandbox:
+        """What a run has by default where a sandbox made by hand has something else."""
+        spec = request.sandbox
+        changes: dict[str, Any] = {}
+        if spec.name is None:
+            changes["name"] = ("run-" if request.keep else "ephemeral-") + secrets.token_hex(4)
+        if spec.lifetime_s is None:
+            changes["lifetime_s"] = KEPT_S if request.keep else UNKEPT_S
+        if spec.hosts is None and spec.mode is None:
+            changes["hosts"] = ["*"] if request.any_host else list(presets.run_hosts())
+        return msgspec.structs.replace(spec, **changes)
+
+    async def _place(self, who: Principal, info: SandboxInfo, request: RunOnce) -> None:
+        for file in request.files:
+            content = unbase64("content_b64", file.content_b64)
+            await self._core.files.write(who, info.id, file.path, content, mode=file.mode, parents=True)
+
+    async def _end(self, who: Principal, sandbox: str) -> None:
+        """To the end, however often the caller gives up meanwhile."""
+        task = asyncio.ensure_future(self._core.sandboxes.destroy(who, sandbox))
+        self._ends.add(task)
+        task.add_done_callback(self._ended)
+        try:
+            await asyncio.shield(task)
+        except errors.AtollError as error:
+            log.error("sandbox %s of a run is not gone yet: %s", sandbox, error)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._ends.discard(task)
+        if not task.cancelled():
+            task.exception()
+
+
+def summary(info: SandboxInfo) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "name": info.name,
+        "image": info.image,
+        "runtime": info.runtime,
+        "expires_in_s": None if info.expires_at is None else round(info.expires_at - time.time()),
+    }
