@@ -83,7 +83,7 @@ class House:
 
         self.running = Gateway(self.home, self.keeper, self.authority, starter)
         await self.running.open_tcp(listen)
-        await self.running.open_unix(self.home / "grpc.sock")
+        await self.running.open_unix()
         self.endpoint = f"127.0.0.1:{self.running.port}"
 
     def channel(self, pair: tuple[bytes, bytes] | None = None, endpoint: str | None = None):

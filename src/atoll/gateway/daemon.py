@@ -22,6 +22,8 @@ from atoll.backends.contract import Backend
 from atoll.core import Core
 from atoll.core.images import Images
 from atoll.core.network import Network
+from atoll.gateway.grpc.gateway import Gateway
+from atoll.gateway.grpc.gateway import serve as open_grpc
 from atoll.gateway.rest import Rest
 from atoll.gateway.server import Listener
 
@@ -34,15 +36,21 @@ HELD = 75  # exit status: another daemon has this home
 
 
 class Daemon:
-    """The process around a Core. `stop` and `pin` are what REST may do to it."""
+    """The process around a Core. `stop` and `pin` are what REST may do to it.
 
-    def __init__(self, home: Path, core: Core) -> None:
+    `grpc` names the TCP addresses for gRPC; None: its Unix socket alone, empty: those of the operator's settings.
+    """
+
+    def __init__(self, home: Path, core: Core, grpc: list[str] | None = None) -> None:
         self.home = home
         self.core = core
         self.started_at = time.time()
-        self.listener = Listener(Rest(core, self), home / "daemon.sock")
+        self.rest = Rest(core, self)
+        self.listener = Listener(self.rest, home / "daemon.sock")
+        self.gateway: Gateway | None = None
+        self._grpc = grpc
         self._stopping = asyncio.Event()
-        self._pinned = False
+        self._pinned = grpc is not None
 
     def pin(self) -> None:
         self._pinned = True
@@ -67,6 +75,7 @@ class Daemon:
             loop.add_signal_handler(number, self._stopping.set)
         await self.core.start()
         try:
+            self.gateway = await open_grpc(self.core, self.rest, tcp=self._grpc is not None, listen=self._grpc or None)
             await self.listener.open()
             log.info("serving %s, pid %d", self.home, os.getpid())
             idle = asyncio.create_task(self._leave_when_idle())
@@ -76,6 +85,8 @@ class Daemon:
             log.info("stopping; %d sandboxes go on", self.core.store.count_live())
             self.listener.hide()
             await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
+            if self.gateway is not None:
+                await self.gateway.close(PATIENCE)
             await self.listener.close(PATIENCE)
             await self.core.close()
 
@@ -86,7 +97,7 @@ class Daemon:
         since = time.monotonic()
         while True:
             await asyncio.sleep(min(CHECK, limit))
-            if self._pinned or self.listener.connections or self.core.store.count_live():
+            if self._pinned or self._connections or self.core.store.count_live():
                 since = time.monotonic()
             elif time.monotonic() - since >= limit and await self._nobody_comes():
                 log.info("nothing to do for %.0f s", limit)
@@ -96,11 +107,19 @@ class Daemon:
     async def _nobody_comes(self) -> bool:
         """Take the socket away and look once more, so that no caller is accepted by a daemon that leaves."""
         self.listener.hide()
+        if self.gateway is not None:
+            self.gateway.hide()
         await asyncio.sleep(0.1)
-        if not self.listener.connections:
+        if not self._connections:
             return True
+        if self.gateway is not None:
+            await self.gateway.open_unix()
         await self.listener.open()
         return False
+
+    @property
+    def _connections(self) -> int:
+        return self.listener.connections + (self.gateway.doors.connections if self.gateway is not None else 0)
 
 
 def take_lock(home: Path) -> TextIO:
@@ -148,11 +167,11 @@ def local_backend(home: Path) -> Backend:
     return LocalBackend(home)
 
 
-def local_images(home: Path) -> Images:
-    from atoll.core.images import StoredImages
-    from atoll.images.store import ImageStore
+def local_images(home: Path, settings: config.Config) -> Images:
+    from atoll.core.images import StoredImages, check_settings
 
-    return StoredImages(ImageStore(home / "images"))
+    check_settings(settings.images)
+    return StoredImages(home / "images", settings.images)
 
 
 def local_network(home: Path, settings: config.Config) -> Network | None:
@@ -160,10 +179,10 @@ def local_network(home: Path, settings: config.Config) -> Network | None:
     return None
 
 
-async def serve(home: Path) -> None:
+async def serve(home: Path, grpc: list[str] | None = None) -> None:
     settings = config.load(home)
-    core = Core(home, local_backend(home), local_images(home), settings, local_network(home, settings))
-    await Daemon(home, core).run()
+    core = Core(home, local_backend(home), local_images(home, settings), settings, local_network(home, settings))
+    await Daemon(home, core, grpc).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -171,13 +190,18 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(prog="atoll daemon")
     parser.add_argument("--home", type=Path, required=True)
-    home = Path(os.path.abspath(parser.parse_args(arguments).home))
+    parser.add_argument(
+        "--grpc", action="append", metavar="ADDRESS", help="serve gRPC with TLS there; `default`: as configured"
+    )
+    given = parser.parse_args(arguments)
+    home = Path(os.path.abspath(given.home))
+    grpc = None if given.grpc is None else [address for address in given.grpc if address != "default"]
     os.umask(0o077)
     try:
         prepare_home(home)
         lock = take_lock(home)
         start_log(home, config.load(home).daemon.log_level)
-        uvloop.run(serve(home))
+        uvloop.run(serve(home, grpc))
         lock.close()
     except errors.AtollError as error:
         print(f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +60,16 @@ class Gateway:
         self._directory = Path(tempfile.mkdtemp(prefix="grpc-", dir=_short_directory(home)))
         self.doors = Doors(self._directory / "s", self._ensure)
 
-    async def open_unix(self, path: Path) -> None:
-        await self.doors.open_unix(path)
+    @property
+    def socket(self) -> Path:
+        return self.home / "grpc.sock"
+
+    async def open_unix(self) -> None:
+        await self.doors.open_unix(self.socket)
+
+    def hide(self) -> None:
+        """Nobody new finds the Unix socket; who is in the queue still gets in."""
+        self.socket.unlink(missing_ok=True)
 
     async def open_tcp(self, addresses: Sequence[tuple[str, int]]) -> None:
         """Start now, and listen with TLS. A port of 0 is chosen once and used for every address."""
@@ -73,6 +80,7 @@ class Gateway:
         self.context = self.context or authority.server_context()
         for host, port in addresses:
             self.port = await self.doors.open_tcp(host, port or self.port, self.context)
+        self._noted.write_text("".join(f"{host}:{port or self.port}\n" for host, port in addresses))
         if self._renewal is None:
             self._renewal = asyncio.ensure_future(self._renew(authority))
 
@@ -85,8 +93,13 @@ class Gateway:
         await self.doors.close()
         self.keeper.keys.close()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            os.unlink(self.home / "grpc.sock")
+        self.hide()
+        self._noted.unlink(missing_ok=True)
+
+    @property
+    def _noted(self) -> Path:
+        """Where the TCP addresses are written down, for whoever asked for port 0."""
+        return self.home / "grpc.endpoint"
 
     async def _ensure(self) -> None:
         if self._server is not None:
@@ -124,7 +137,7 @@ async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str
     try:
         if addresses:
             await gateway.open_tcp(addresses)
-        await gateway.open_unix(core.home / "grpc.sock")
+        await gateway.open_unix()
     except BaseException:
         await gateway.close(0)
         raise
@@ -161,6 +174,9 @@ def _authority(home: Path, advertised: str) -> Authority:
 
 
 def _load_server() -> Any:
+    # The daemon starts programs, never forks into Python; gRPC's fork handlers would only get in the way and complain.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from . import server
 
     return server
