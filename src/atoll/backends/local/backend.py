@@ -141,7 +141,7 @@ class LocalBackend:
             living.release()
         await group.kill()
         base = record.get("base") if isinstance(record.get("base"), int) else None
-        await children.reap_orphans(self.groups.path(box), base)
+        await children.reap_orphans(children.in_group(self.groups.path(box), base))
         for engine in ENGINES:
             _remove(self.paths.state(engine, box))
         await group.remove()

@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,33 +93,51 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
 
 
-async def reap_orphans(group: str, base: int | None, timeout: float = 10.0) -> None:
-    """Collect what fell to us from an engine that was cut short: children in that control group, or with the ids of that
-    sandbox. They are dying or dead when this is called, and nobody else here waits for them."""
+async def reap_orphans(belongs: Callable[[int], bool], timeout: float = 10.0) -> None:
+    """Collect what fell to us from a launcher or an engine that was cut short. Those are dying or dead when this is called,
+    and nobody else here waits for them."""
     deadline = time.monotonic() + timeout
-    while _collect(group, base) and time.monotonic() < deadline:
-        await asyncio.sleep(0.001)
+    pause = 0.0005
+    while _collect(belongs) and time.monotonic() < deadline:
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.05)
 
 
-def _collect(group: str, base: int | None) -> bool:
+def _collect(belongs: Callable[[int], bool]) -> bool:
     """One round; true when there may be more."""
-    found = [pid for pid in _children() if _is_orphan(pid, group, base)]
+    found = [pid for pid in _children() if belongs(pid)]
     for pid in found:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return bool(found)
 
 
-def _is_orphan(pid: int, group: str, base: int | None) -> bool:
-    """A dead process still says which unified group it was in; where there is none, its user has to do."""
-    try:
-        if f":{group}" in Path(f"/proc/{pid}/cgroup").read_text():
-            return True
-        status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return False
-    uid = next((int(line.split()[1]) for line in status if line.startswith("Uid:")), 0)
-    return base is not None and base <= uid < base + COUNT
+def in_session(session: int) -> Callable[[int], bool]:
+    """Children of a launcher: it leads a session of its own, and a sandbox's init has left that."""
+
+    def belongs(pid: int) -> bool:
+        try:
+            return os.getsid(pid) == session
+        except ProcessLookupError:
+            return False
+
+    return belongs
+
+
+def in_group(group: str, base: int | None) -> Callable[[int], bool]:
+    """Children of an engine. The dead still say which unified group they were in; where there is none, their user has to do."""
+
+    def belongs(pid: int) -> bool:
+        try:
+            if f":{group}" in Path(f"/proc/{pid}/cgroup").read_text():
+                return True
+            status = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            return False
+        uid = next((int(line.split()[1]) for line in status if line.startswith("Uid:")), 0)
+        return base is not None and base <= uid < base + COUNT
+
+    return belongs
 
 
 def _children() -> set[int]:

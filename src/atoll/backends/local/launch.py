@@ -7,12 +7,13 @@ import array
 import asyncio
 import json
 import os
+import signal
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.local import binaries
+from atoll.backends.local import binaries, children
 from atoll.backends.local.children import Status, Watched
 from atoll.backends.local.ids import COUNT
 from atoll.errors import (
@@ -88,8 +89,9 @@ class Launcher:
             os.close(self.net)
             self.net = -1
         if not self._process.over:
-            self._process.signal(9)
+            self._process.signal(signal.SIGKILL)
             await self._process.wait()
+            await children.reap_orphans(children.in_session(self.pid))
 
     async def _answer(self, wanted: str) -> None:
         loop = asyncio.get_running_loop()
