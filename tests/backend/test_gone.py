@@ -44,10 +44,31 @@ async def test_many_lives_at_once(make, backend: LocalBackend) -> None:
 
 
 async def test_the_host_sees_no_mount(make) -> None:
-    """The host's mount table is the same with a living sandbox as without."""
-    before = Path("/proc/self/mountinfo").read_text()
-    await make()
-    assert Path("/proc/self/mountinfo").read_text() == before
+    """The host's mount table has nothing of a living sandbox."""
+    sandbox = await make()
+    table = Path("/proc/self/mountinfo").read_text()
+    for mark in (str(sandbox.backend.paths.home), f"{sandbox.backend.paths.stage()} ", " atoll ", "upper-root"):
+        assert mark not in table
+
+
+@pytest.mark.parametrize("cycles", [10, pytest.param(1000, marks=pytest.mark.long)])
+async def test_cycles_leave_the_daemon_as_it_was(backend: LocalBackend, rootfs: Rootfs, cycles: int) -> None:
+    """Descriptors, tasks and children of the daemon do not grow with the sandboxes it has had."""
+    if cycles > 10 and not os.environ.get("ATOLL_TEST_LONG"):
+        pytest.skip("only in the long run")
+
+    async def once() -> None:
+        sandbox = Sandbox(backend, await backend.create(spec_for(rootfs)))
+        assert (await sandbox.run("true")).ok
+        await sandbox.destroy()
+
+    await once()
+    before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
+    for _ in range(cycles):
+        await once()
+    await until(lambda: len(os.listdir("/proc/self/fd")) <= before[0], "descriptors are closed")
+    assert len(asyncio.all_tasks()) <= before[1]
+    assert census(backend) == NOTHING
 
 
 @pytest.mark.parametrize("step", STEPS)
