@@ -161,19 +161,24 @@ def _zombies() -> list[str]:
 
 
 def holders_of(spaces: set[str]) -> list[str]:
-    """Processes that are in, or hold open, one of these namespaces."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            links = [*(entry / "ns").iterdir(), *(entry / "fd").iterdir()]
-        except OSError:
-            continue
-        for link in links:
+    """What this process or a descendant of it is in, or holds open, of these namespaces. Others are not looked at: the
+    kernel uses the numbers of namespaces again."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        entry = Path(f"/proc/{waiting.pop()}")
+        for children in entry.glob("task/*/children"):
+            waiting += [int(pid) for pid in _words(children)]
+        for link in [*entry.glob("ns/*"), *entry.glob("fd/*")]:
             try:
                 if os.readlink(link) in spaces:
-                    found.append(f"{entry.name}: {link}")
+                    found.append(str(link))
             except OSError:
                 continue
     return found
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []
