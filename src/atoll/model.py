@@ -36,6 +36,7 @@ Seconds = Annotated[float, Meta(gt=0, le=10 * 365 * DAY)]
 Mode = Annotated[int, Meta(ge=0, le=0o7777)]
 TimeoutMs = Annotated[int, Meta(ge=0, le=MAX_TIMEOUT_MS)]
 Rows = Annotated[int, Meta(ge=1, le=4096)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
 
 T = TypeVar("T")
 
@@ -84,6 +85,7 @@ class CreateSandbox(Request, kw_only=True):
     limits: LimitsSpec = field(default_factory=LimitsSpec)
     hosts: list[str] | None = None
     network: bool = True
+    host_ports: Annotated[list[Port], Meta(max_length=64)] = []
     idle_timeout_s: Seconds | None = None
     lifetime_s: Seconds | None = None
     workdir: str = "/workspace"
@@ -451,6 +453,50 @@ class Sed(Request, kw_only=True):
     regex: bool = True
     first_only: bool = False
     ignore_case: bool = False
+
+
+# Network
+
+
+class ChangeHosts(Request, kw_only=True):
+    """`hosts` replaces the list ([] is no host); `add` and `remove` change it; none of them restores the default list."""
+
+    hosts: Annotated[list[str], Meta(max_length=1024)] | None = None
+    add: Annotated[list[str], Meta(max_length=1024)] = []
+    remove: Annotated[list[str], Meta(max_length=1024)] = []
+
+    def __post_init__(self) -> None:
+        if self.hosts is not None and (self.add or self.remove):
+            raise ValueError("either hosts, or add and remove")
+
+
+class HostsInfo(Answer, kw_only=True):
+    """`network` is `hosts` or `none`; `used` counts connections and bytes per host, `refused` what was not let out."""
+
+    sandbox_id: str
+    network: str
+    hosts: list[str]
+    default: bool
+    host_ports: list[int]
+    used: dict[str, dict[str, int]]
+    refused: int
+    open: int
+
+
+class Expose(Request, kw_only=True):
+    port: Port
+    host: str = "127.0.0.1"
+
+
+class Exposure(Answer, kw_only=True):
+    """A port inside that answers at `url`; `site_url` is the same under a name of its own, for browsers."""
+
+    sandbox_id: str
+    port: int
+    host: str
+    url: str
+    site_url: str
+    started_at: float
 
 
 # Checks

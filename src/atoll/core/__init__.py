@@ -7,6 +7,7 @@ from atoll.config import Config
 from atoll.core.commands import Commands
 from atoll.core.files import Files
 from atoll.core.history import History
+from atoll.core.hosts import Hosts
 from atoll.core.images import Images
 from atoll.core.network import Loopback, Network
 from atoll.core.once import Once
@@ -34,11 +35,13 @@ class Core:
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs")
         self.files = Files(self.sandboxes)
         self.ports = Ports(self.sandboxes)
+        self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""
+        await self.network.start()
         await self.backend.start()
         await reconcile(self.sandboxes, self.commands)
         await self.reaper.reap()
@@ -48,6 +51,8 @@ class Core:
         """Leave. Sandboxes and everything in them go on."""
         await self.reaper.close()
         await self.sandboxes.close()
+        connected = any(row["state"] in ("running", "paused") for row in self.store.living())
+        await self.network.close(keep=connected)
         await self.backend.close()
         self.history.close()
         self.store.close()

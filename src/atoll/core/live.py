@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ from atoll.guest import GuestClient
 from atoll.model import CreateSandbox, convert
 
 if TYPE_CHECKING:
+    from atoll.core.network import Network
     from atoll.core.running import Running
 
+REMEMBERED_REFUSALS = 256
 TOUCH_EVERY = 5.0  # how stale `last_active` in the store may be
 
 
@@ -40,7 +43,8 @@ class Live:
         self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
         self.watcher: asyncio.Task[None] | None = None
         self.oom_kills = 0
-        self.network: Any = None
+        self.network: Network | None = None  # where it is connected; None for plain backends of tests
+        self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
 
     @property
     def busy(self) -> bool:
@@ -49,6 +53,14 @@ class Live:
     @property
     def background_runs(self) -> int:
         return sum(1 for command in self.commands.values() if command.background and not command.ended)
+
+    def refused_since(self, start: float) -> list[dict[str, Any]]:
+        """What the network policy refused since then, each thing once."""
+        found: list[dict[str, Any]] = []
+        for at, told in self.blocked:
+            if at >= start and told not in found:
+                found.append(told)
+        return found
 
     def touch(self) -> None:
         self.last_active = time.time()

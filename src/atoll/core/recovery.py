@@ -10,6 +10,7 @@ import time
 
 from atoll import errors
 from atoll.core.commands import Commands
+from atoll.core.network import Survivor
 from atoll.core.sandboxes import Sandboxes
 from atoll.core.store import Row
 
@@ -32,11 +33,30 @@ async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
     await asyncio.gather(*(one(row) for row in rows))
     known = {row["id"] for row in sandboxes.store.living()}
     strangers = await sandboxes.backend.sweep(known)
-    await sandboxes.network.sweep(known)
+    await _reconnect(sandboxes)
     if strangers:
         log.warning("removed what no record knows: %s", ", ".join(strangers))
     for sandbox in sandboxes.store.purge():
         sandboxes.history.forget(sandbox)
+
+
+async def _reconnect(sandboxes: Sandboxes) -> None:
+    """Every living sandbox gets its network back with its own policy; one that cannot is ended, never left with another."""
+    survivors = []
+    for live in sandboxes.live.values():
+        row = sandboxes.store.sandbox(live.id)
+        if row is not None:
+            record = row["record"]
+            survivors.append(
+                Survivor(live.id, record.get("link"), record.get("policy", {}), live.box.record.get("pid"))
+            )
+    for sandbox in await sandboxes.network.readopt(survivors):
+        log.error("sandbox %s has lost its network", sandbox)
+        await sandboxes.retire(sandbox, "lost", "its network could not be connected again")
+    for one in survivors:
+        link, row = sandboxes.network.link(one.sandbox), sandboxes.store.sandbox(one.sandbox)
+        if row is not None and row["state"] != "ended" and link != one.link:
+            sandboxes.store.update_sandbox(one.sandbox, record={**row["record"], "link": link})
 
 
 async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:

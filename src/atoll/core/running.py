@@ -86,6 +86,8 @@ class Running:
 
     async def finish(self, ended: Exit) -> None:
         oom = await self._out_of_memory(ended)
+        if self.live.network is not None and (ended.code or ended.signal):
+            await self.live.network.settle(self.live.id)
         status = "timed_out" if ended.timed_out else "cancelled" if ended.cancelled else "completed"
         code = ended.code if ended.signal is None else 128 + ended.signal
         for channel, total in ((1, ended.out), (2, ended.err)):
@@ -123,6 +125,7 @@ class Running:
             "stderr_bytes": kept[2].total,
             "stdout_truncated": kept[1].truncated,
             "stderr_truncated": kept[2].truncated,
+            "blocked": self.live.refused_since(self.started_at),
         }
         with self._store.transaction():
             self._store.update_command(

@@ -202,6 +202,7 @@ class Sandboxes:
     def adopt(self, row: Row, box: Box) -> Live:
         """Take over a box that lives, made by us or by a daemon before us."""
         live = Live(row, box)
+        live.network = self.network
         self.live[live.owner, live.id] = live
         live.watcher = self._spawn(self._watch(live))
         self.changed.set()
@@ -229,6 +230,8 @@ class Sandboxes:
     async def _create(self, who: Principal, spec: CreateSandbox) -> SandboxInfo:
         spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
+        if spec.host_ports and who.kind != "local":
+            raise errors.PermissionDenied("only a local user may open ports of this machine to a sandbox")
         mounts = self._mounts(who, spec)
         policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
@@ -280,6 +283,7 @@ class Sandboxes:
         )
         box = await self.backend.create(box_spec)
         live = Live({**row, "state": "running"}, box)
+        live.network = self.network
         try:
             async with asyncio.timeout(AGENT_TIMEOUT):
                 await live.client.connection()
@@ -361,7 +365,7 @@ class Sandboxes:
         """What the store keeps of a box, with which limits this host really holds."""
         held = live.box.enforced()
         limits = {k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()}
-        return {**record, "box": live.box.record, "limits": limits}
+        return {**record, "box": live.box.record, "limits": limits, "link": self.network.link(live.id)}
 
     # Stopping, starting, ending
 
@@ -486,7 +490,7 @@ class Sandboxes:
             last_active=live.last_active if live else row["last_active"],
             limits=row["record"].get("limits", {}),
             policy=row["record"].get("policy", {}),
-            hosts=spec.get("hosts"),
+            hosts=row["record"].get("policy", {}).get("hosts", spec.get("hosts")),
             env_keys=sorted(spec.get("env", {})),
             background_runs=live.background_runs if live else 0,
             labels=spec.get("labels", {}),

@@ -175,8 +175,10 @@ def local_images(home: Path, settings: config.Config) -> Images:
 
 
 def local_network(home: Path, settings: config.Config) -> Network | None:
-    """The seam for egress: None is loopback only."""
-    return None
+    """Egress, with the operator's default list and private networks."""
+    from atoll.core.network import Broker
+
+    return Broker(home, settings.sandboxes.hosts, settings.egress)
 
 
 async def serve(home: Path, grpc: list[str] | None = None) -> None:

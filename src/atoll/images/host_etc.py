@@ -32,6 +32,8 @@ _COPIED = (
 )  # fmt: skip
 _COPIED_PREFIXES = ("java-", "python3.")
 _HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+# DNS is answered whatever address it is sent to, so this one serves every sandbox; without network it fails at once.
+RESOLV_CONF = "nameserver 100.96.0.1\noptions timeout:5 attempts:2\n"
 _NSSWITCH = (
     "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nservices: files\nprotocols: files\n"
 )
@@ -84,7 +86,7 @@ def plan(root: Path, extra_ca: Path | None) -> EtcPlan:
         "hosts": _HOSTS,
         "hostname": "sandbox\n",
         "nsswitch.conf": _NSSWITCH,
-        "resolv.conf": "",
+        "resolv.conf": RESOLV_CONF,
     }
     texts["shadow"] = "".join(
         f"{line.split(':', 1)[0]}:*:19000:0:99999:7:::\n" for line in texts["passwd"].splitlines()

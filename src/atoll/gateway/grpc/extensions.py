@@ -34,7 +34,7 @@ class Extensions:
     async def UpdateAllowedHosts(self, who: Principal, request: Any) -> Any:
         """Replaces the list of a running session; an empty one is the default list again."""
         ref = ids.session_ref(request.session_id)
-        update = self._verb("sandboxes", "set_hosts")
+        update = self._verb("hosts", "set")
         hosts = await update(who, ref, list(request.hosts) or None)
         return pb.UpdateAllowedHostsResponse(hosts=[clean(host) for host in hosts])
 
