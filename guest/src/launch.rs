@@ -16,7 +16,8 @@ use crate::sys;
 use crate::users::{Accounts, User};
 
 const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-const RING_ATTACHED: u64 = 256 * 1024;
+/// Twice the usual window: what was sent and got lost with a connection is then still here.
+const RING_ATTACHED: u64 = 2 * 1024 * 1024;
 const RING_DETACHED: u64 = 1024 * 1024;
 const RING_MOST: u64 = 16 * 1024 * 1024;
 

@@ -41,6 +41,11 @@ impl Out {
         Self { fd, ring: Ring::new(capacity), floor: 0, last: None, interest: 0, rest: None, large: false }
     }
 
+    /// The reader that decides has come to `position`. Half of the ring stays behind it: what was sent is not yet there.
+    pub fn reached(&mut self, position: u64) {
+        self.floor = position.saturating_sub(self.ring.capacity() as u64 / 2);
+    }
+
     pub fn wants_read(&self, dropping: bool) -> bool {
         self.fd.is_some() && (dropping || self.ring.room(self.floor) > 0)
     }

@@ -52,6 +52,8 @@ pub struct Proc {
     pub control_bytes: Vec<u8>,
     /// Pid of the main process, 0 before it has started.
     pub pid: i32,
+    /// The same, already known while it is about to exec.
+    pub born: i32,
     pub outs: [Out; 2],
     pub stdin: Option<Stdin>,
     pub pty: bool,

@@ -23,6 +23,10 @@ impl Ring {
         self.end
     }
 
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Memory held.
     pub fn footprint(&self) -> usize {
         self.buf.len()

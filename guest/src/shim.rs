@@ -18,9 +18,23 @@ pub struct Shim {
 /// What a shim reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
-    Started { pid: i32 },
-    Failed { stage: Stage, errno: i32 },
-    Exited { status: i32, user_us: u64, sys_us: u64, max_rss_kb: u64 },
+    /// The process exists and is about to exec. It says so itself: once it runs it may kill its shim.
+    Born {
+        pid: i32,
+    },
+    Started {
+        pid: i32,
+    },
+    Failed {
+        stage: Stage,
+        errno: i32,
+    },
+    Exited {
+        status: i32,
+        user_us: u64,
+        sys_us: u64,
+        max_rss_kb: u64,
+    },
 }
 
 /// Which step before the exec went wrong.
@@ -96,6 +110,7 @@ pub fn decode_report(raw: &[u8; REPORT_BYTES]) -> Option<Report> {
     Some(match next() {
         1 => Report::Started { pid: next() as i32 },
         2 => Report::Failed { stage: Stage::from_number(next()), errno: next() as i32 },
+        4 => Report::Born { pid: next() as i32 },
         3 => Report::Exited { status: next() as i32, user_us: next(), sys_us: next(), max_rss_kb: next() },
         _ => return None,
     })
@@ -136,6 +151,7 @@ fn exit_now() -> ! {
 struct Birth<'a> {
     spec: &'a Spec,
     fds: &'a SpecFds,
+    control: RawFd,
     argv: Vec<*const libc::c_char>,
     env: Vec<*const libc::c_char>,
     failure: Option<(Stage, i32)>,
@@ -152,7 +168,8 @@ extern "C" fn be_born(birth: *mut libc::c_void) -> libc::c_int {
 /// Starts the process, tells how it ended, and stays until nothing is left below.
 fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
     let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
-    let mut birth = Birth { spec, fds: &fds, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
+    let mut birth =
+        Birth { spec, fds: &fds, control, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
     let mut stack = vec![0u128; STACK / 16];
     let main = unsafe {
         let top = stack.as_mut_ptr().add(stack.len());
@@ -174,20 +191,44 @@ fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
     }
     report(control, [1, main as u64, 0, 0, 0]);
     loop {
-        let mut status = 0;
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        let pid = unsafe { libc::wait4(-1, &raw mut status, 0, &raw mut usage) };
-        if pid == main {
-            let micros = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
-            report(control, [3, status as u64, micros(usage.ru_utime), micros(usage.ru_stime), usage.ru_maxrss as u64]);
-        } else if pid < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ECHILD) {
-            return;
+        match next_death() {
+            Ok((pid, status, usage)) if pid == main => {
+                let micros = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
+                let (user, sys) = (micros(usage.ru_utime), micros(usage.ru_stime));
+                report(control, [3, status as u64, user, sys, usage.ru_maxrss as u64]);
+                unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+            }
+            Ok((pid, _, _)) => unsafe {
+                libc::waitpid(pid, std::ptr::null_mut(), 0);
+            },
+            Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+            Err(_) => return,
         }
     }
 }
 
+/// Waits for a child to die and leaves it to be reaped: were the shim killed in between, the agent can still see how it
+/// ended. By the bare system call, which also tells the resources used.
+fn next_death() -> io::Result<(i32, i32, libc::rusage)> {
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let flags = libc::WEXITED | libc::WNOWAIT;
+    let done = unsafe { libc::syscall(libc::SYS_waitid, libc::P_ALL, 0, &raw mut info, flags, &raw mut usage) };
+    sys::check(done as i32)?;
+    let (pid, detail) = unsafe { (info.si_pid(), info.si_status()) };
+    let status = match info.si_code {
+        libc::CLD_EXITED => (detail & 0xff) << 8,
+        libc::CLD_DUMPED => detail | 0x80,
+        _ => detail,
+    };
+    Ok((pid, status, usage))
+}
+
 fn report(control: RawFd, words: [u64; 5]) {
-    let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_ne_bytes()).collect();
+    let mut bytes = [0; REPORT_BYTES];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
     let _ = sys::send(control, &bytes);
 }
 
@@ -223,6 +264,7 @@ fn become_process(birth: &Birth) -> (Stage, i32) {
         libc::sigemptyset(&raw mut none);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
     }
+    report(birth.control, [4, std::process::id().into(), 0, 0, 0]);
     (Stage::Exec, exec(birth))
 }
 

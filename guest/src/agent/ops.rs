@@ -177,7 +177,7 @@ impl Agent {
         if proc.holder.is_none() && !proc.dropping {
             proc.holder = Some(stream);
             for (out, position) in proc.outs.iter_mut().zip(view.position) {
-                out.floor = position;
+                out.reached(position);
             }
         }
         if stdin {
@@ -269,6 +269,7 @@ fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
         control: Some(shim.control),
         control_bytes: Vec::new(),
         pid: 0,
+        born: 0,
         outs,
         stdin,
         pty: plan.pty.is_some(),

@@ -101,7 +101,7 @@ impl Agent {
                 *position += most as u64;
                 *credit -= most as u64;
                 if holds {
-                    out.floor = *position;
+                    out.reached(*position);
                 }
                 return Ok(Turn::Sent);
             }

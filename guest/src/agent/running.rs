@@ -143,6 +143,11 @@ impl Agent {
 
     pub(super) fn on_report(&mut self, key: u32, report: Report) {
         match report {
+            Report::Born { pid } => {
+                if let Some(proc) = self.procs.get_mut(&key) {
+                    proc.born = pid;
+                }
+            }
             Report::Started { pid } => self.on_started(key, pid),
             Report::Failed { .. } => self.on_failed(key, report),
             Report::Exited { status, user_us, sys_us, max_rss_kb } => {
@@ -155,6 +160,12 @@ impl Agent {
     pub(super) fn on_shim_reaped(&mut self, key: u32) {
         let Some(proc) = self.procs.get_mut(&key) else { return };
         proc.shim = 0;
+        if proc.pid == 0 && proc.born > 0 {
+            // The process was quicker to kill its shim than the shim to tell of the start.
+            let pid = proc.born;
+            self.on_started(key, pid);
+        }
+        let Some(proc) = self.procs.get_mut(&key) else { return };
         if proc.pid == 0 {
             return self.on_failed(key, Report::Failed { stage: shim::Stage::Fork, errno: libc::ECHILD });
         }
@@ -225,8 +236,15 @@ impl Agent {
                 self.on_shim_reaped(key);
                 continue;
             }
-            let main = self.procs.values().find(|p| p.pid == pid && p.exit.is_none()).map(|p| p.key);
-            if let Some(key) = main {
+            // It may be one whose start is told in a socket that was not read yet.
+            let starting: Vec<u32> = self.procs.values().filter(|p| p.pid == 0).map(|p| p.key).collect();
+            starting.into_iter().for_each(|key| self.on_control(key));
+            let is_main = |p: &&Proc| p.exit.is_none() && (p.pid == pid || p.born == pid);
+            let main = self.procs.values().find(is_main).map(|p| (p.key, p.pid == 0));
+            if let Some((key, untold)) = main {
+                if untold {
+                    self.on_started(key, pid);
+                }
                 let micros = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
                 self.on_exit(key, status, micros(usage.ru_utime), micros(usage.ru_stime), usage.ru_maxrss as u64);
             }
