@@ -12,6 +12,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+import uvloop
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -30,6 +31,12 @@ from atoll.gateway.tls import Authority
 from .test_tls import request as csr
 
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    """The daemon runs on uvloop, whose TLS is not asyncio's. gRPC keeps to the kind of loop it saw first."""
+    return uvloop.EventLoopPolicy()
 
 
 class Mirror:
