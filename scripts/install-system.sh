@@ -19,7 +19,9 @@ if [ "$what" = test ]; then
 fi
 /usr/bin/python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ] || missing+=(ca-certificates)
-ls /usr/lib/*/libnftables.so.1 /usr/lib64/libnftables.so.1 >/dev/null 2>&1 || missing+=(libnftables1)
+found=""
+for f in /usr/lib/*/libnftables.so.1 /usr/lib64/libnftables.so.1 /usr/lib/libnftables.so.1; do [ -e "$f" ] && found=yes; done
+[ -n "$found" ] || missing+=(libnftables1)
 if ! command -v cargo >/dev/null 2>&1 && [ ! -x "$HOME/.cargo/bin/cargo" ]; then missing+=(cargo); fi
 [ ${#missing[@]} -eq 0 ] && exit 0
 
