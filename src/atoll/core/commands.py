@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,6 @@ from atoll.core.store import Row, Store
 from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
-REMEMBERED = 32  # ended commands whose output is still in memory
-REMEMBERED_BYTES = 8 * 1024 * 1024
 SHOWN_ARGUMENT = 4096
 
 Spec = ExecSpec | RunSpec
@@ -87,7 +85,8 @@ class Commands:
         if repeated is not None:
             return repeated.info() if isinstance(repeated, Running) else info(repeated, None)
         most = self._sandboxes.config.sandboxes.background_runs
-        if live.background_runs >= most:
+        terminal = isinstance(spec, ExecSpec) and spec.pty is not None
+        if live.background_runs >= most and not terminal:
             raise errors.Exhausted(
                 f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
             )
@@ -219,7 +218,11 @@ class Commands:
         """Find the commands of a sandbox that outlived the daemon, and go on recording them."""
         answer = await live.client.request("procs")
         there = {p["id"]: p for p in answer.get("procs") or [] if isinstance(p, dict) and isinstance(p.get("id"), str)}
-        for row in self._store.running_commands(live.id):
+        rows = self._store.running_commands(live.id)
+        for process in there.values():
+            if process.get("running") is True and self._store.command(live.id, process["id"]) is None:
+                rows.append(self._unrecorded(live, process))
+        for row in rows:
             row["background"] = True  # its caller, if it had one, is gone and may come back
             if row["id"] not in there:
                 self._store.update_command(live.id, row["id"], status="lost", ended_at=time.time())
@@ -234,6 +237,21 @@ class Commands:
             running.pid = running.process.pid
             live.commands[running.id] = running
             running.task = asyncio.create_task(running.pump())
+
+    def _unrecorded(self, live: Live, process: dict[str, Any]) -> Row:
+        """A command that was started in the very moment the daemon was killed: the agent knows it, the store does not."""
+        argv = process.get("argv")
+        row: Row = {
+            "id": process["id"],
+            "argv": [str(arg)[:SHOWN_ARGUMENT] for arg in argv[:64]] if isinstance(argv, list) else [],
+            "language": None,
+            "background": True,
+            "body": "",
+            "spec": {"kept": 1024 * 1024, "stdin_stream": False, "cleanup": None, "pty": process.get("pty") is True},
+            "started_at": time.time(),
+        }
+        self._store.add_command(live.id, row["id"], row)
+        return row
 
     # Inside
 
@@ -252,20 +270,28 @@ class Commands:
                      "pty": isinstance(spec, ExecSpec) and spec.pty is not None},
             "started_at": time.time(),
         }  # fmt: skip
-        self._store.add_command(live.id, command, row)
+        if command in live.commands or (spec.id and self._store.command(live.id, command)):
+            raise errors.AlreadyExists(f"there is a command {command!r} already")
         output = Output(kept, self._directory / live.id if background else None, command)
         running = Running(live, row, output, self._store, self._history)
-        self._remember(live, running)
+        live.commands[command] = running
+
+        def sent() -> None:
+            """While the agent starts it: written before its start is known, and no later than any of its output."""
+            if not running.recorded:
+                running.recorded = True
+                self._store.add_command(live.id, command, row)
+
         try:
             with live.use() as client:
                 if call is not None and call.path is not None:
                     await client.upload("write", call.code, path=call.path, mode=0o600, create="new")
-                process = await self._process(live, command, spec, call, cwd)
+                process = await self._process(live, command, spec, call, cwd, sent)
             running.begin(process, spec.stdin_bytes())
         except ProgramNotStarted as refused:
             running.never_started(refused.exit_code, refused.message)
         except BaseException as error:
-            del live.commands[command]
+            live.commands.pop(command, None)
             if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
                 self._store.update_command(live.id, command, status="lost", ended_at=time.time())
             else:
@@ -273,7 +299,15 @@ class Commands:
             raise
         return running
 
-    async def _process(self, live: Live, command: str, spec: Spec, call: languages.Call | None, cwd: str) -> Process:
+    async def _process(
+        self,
+        live: Live,
+        command: str,
+        spec: Spec,
+        call: languages.Call | None,
+        cwd: str,
+        sent: Callable[[], None],
+    ) -> Process:
         request: dict[str, Any] = {"cwd": cwd, "timeout_ms": spec.limit_ms or None}
         if spec.stdin is not None or spec.stdin_b64 is not None or spec.stdin_stream:
             request["stdin"] = True
@@ -286,12 +320,12 @@ class Commands:
                 request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
                 request["stdin"] = True
         try:
-            return await Process.start(live.client, command, request)
+            return await Process.start(live.client, command, request, sent)
         except ProgramNotStarted:
             if call is None or call.language is not languages.BASH:
                 raise
             request["argv"] = ["/bin/sh", *call.argv[1:]]  # an image without bash
-            return await Process.start(live.client, command, request)
+            return await Process.start(live.client, command, request, sent)
 
     def _repeated(self, live: Live, spec: Spec) -> Running | Row | None:
         """The first run, when a caller asks again because the answer was lost; another request with its id is refused."""
@@ -339,18 +373,6 @@ class Commands:
         if running is None or running.ended:
             raise errors.FailedPrecondition("the command has ended")
         return running
-
-    def _remember(self, live: Live, running: Running) -> None:
-        """Keep what runs, and of what has ended the newest while they are small."""
-        live.commands[running.id] = running
-        ended = [command for command in live.commands.values() if command.ended]
-        size = sum(k.size for c in ended if not c.background for k in c.output.kept.values())
-        for command in ended:
-            if len(ended) <= REMEMBERED and size <= REMEMBERED_BYTES:
-                break
-            size -= 0 if command.background else sum(k.size for k in command.output.kept.values())
-            ended = ended[1:]
-            del live.commands[command.id]
 
     def _stored_output(self, sandbox: str, row: Row) -> Output | None:
         """The output of a background command that ended some time ago."""

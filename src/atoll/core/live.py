@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from atoll.core.network import Network
     from atoll.core.running import Running
 
+REMEMBERED = 32
+REMEMBERED_BYTES = 8 * 1024 * 1024
 REMEMBERED_REFUSALS = 256
-TOUCH_EVERY = 5.0  # how stale `last_active` in the store may be
 
 
 class Live:
@@ -39,6 +40,8 @@ class Live:
         self.client = connect(box)
         self.changing = asyncio.Lock()
         self.commands: dict[str, Running] = {}
+        self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
+        self._finished_bytes = 0
         self.operations = 0  # file transfers, forwards and requests under way
         self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
         self.watcher: asyncio.Task[None] | None = None
@@ -52,7 +55,21 @@ class Live:
 
     @property
     def background_runs(self) -> int:
-        return sum(1 for command in self.commands.values() if command.background and not command.ended)
+        return sum(
+            1
+            for command in self.commands.values()
+            if command.background and not command.ended and not command.spec.get("pty")
+        )
+
+    def finished(self, command: "Running") -> None:
+        """Of what has ended, the newest are remembered with their output while they are few and small."""
+        size = 0 if command.background else sum(kept.size for kept in command.output.kept.values())
+        self._finished.append((command.id, size))
+        self._finished_bytes += size
+        while len(self._finished) > REMEMBERED or self._finished_bytes > REMEMBERED_BYTES:
+            oldest, size = self._finished.popleft()
+            self._finished_bytes -= size
+            self.commands.pop(oldest, None)
 
     def refused_since(self, start: float) -> list[dict[str, Any]]:
         """What the network policy refused since then, each thing once."""

@@ -33,6 +33,7 @@ class Running:
         self.output = output
         self.process: Process | None = None
         self.pid: int | None = row.get("pid")
+        self.recorded = False  # in the store
         self.ended = False
         self.ended_at: float | None = None
         self.error: errors.AtollError | None = None
@@ -127,13 +128,18 @@ class Running:
             "stderr_truncated": kept[2].truncated,
             "blocked": self.live.refused_since(self.started_at),
         }
-        with self._store.transaction():
-            self._store.update_command(
-                self.live.id, self.id, status=status, ended_at=self.ended_at, exit=self.summary, pid=self.pid
-            )
-            told = {key: self.summary.get(key) for key in ("status", "exit_code", "duration_ms", "oom")}
-            self._history.record(self.live.id, self.live.owner, "command", command_id=self.id, **told)
+        self._store.later(self._record)
         self._close()
+
+    def _record(self) -> None:
+        status, exit_code = self.summary["status"], self.summary["exit_code"]
+        self._store.update_command(
+            self.live.id, self.id, status=status, ended_at=self.ended_at, exit=self.summary, pid=self.pid
+        )
+        self._history.record(
+            self.live.id, self.live.owner, "command", command_id=self.id, status=status, exit_code=exit_code,
+            duration_ms=self.summary["duration_ms"], oom=self.summary["oom"],
+        )  # fmt: skip
 
     def fail(self, error: errors.AtollError) -> None:
         """No end was seen. If only the daemon is leaving, the next one will find the command again."""
@@ -150,6 +156,7 @@ class Running:
         for kept in self.output.kept.values():
             kept.close()
         self.live.touch()
+        self.live.finished(self)
         self.done.set()
         if self._feeder is not None:
             self._feeder.cancel()

@@ -4,10 +4,11 @@ Calls are synchronous: each is one short statement on a local file, cheaper than
 something that belongs to somebody takes the owner in the query itself.
 """
 
+import asyncio
 import json
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from atoll import errors
 
 LIVE = ("creating", "running", "paused", "stopping", "stopped", "ending")
 MAX_EVENTS = 10_000
+WRITE_BEHIND = 0.005
 KEEP_ENDED = 7 * 86400.0
 
 _MIGRATIONS = (
@@ -58,6 +60,7 @@ class Store:
         self._db.execute("PRAGMA busy_timeout=5000")
         self._migrate(path)
         self._since_prune = 0
+        self._later: list[Callable[[], object]] = []
 
     def _migrate(self, path: Path) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
@@ -70,7 +73,22 @@ class Store:
             self._db.executescript(f"BEGIN; {_MIGRATIONS[number]}; PRAGMA user_version={number + 1}; COMMIT;")
 
     def close(self) -> None:
+        self.flush()
         self._db.close()
+
+    def later(self, write: Callable[[], object]) -> None:
+        """A write that an answer need not wait for: whatever is lost of these with a killed daemon, recovery finds out."""
+        if not self._later:
+            asyncio.get_running_loop().call_later(WRITE_BEHIND, self.flush)
+        self._later.append(write)
+
+    def flush(self) -> None:
+        """Do the late writes now; every question about commands and events comes after this."""
+        if self._later:
+            writes, self._later = self._later, []
+            with self.transaction():
+                for write in writes:
+                    write()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -130,6 +148,7 @@ class Store:
 
     def forget_sandbox(self, sandbox: str) -> None:
         """A create that failed leaves no row."""
+        self.flush()
         with self.transaction():
             for table, column in (
                 ("sandbox", "id"),
@@ -141,6 +160,7 @@ class Store:
 
     def end_sandbox(self, sandbox: str, kind: str, detail: str, by: str) -> None:
         """The last word. Environment values go: they may be secrets and nobody needs them any more."""
+        self.flush()
         row = self._row("SELECT spec, record FROM sandbox WHERE id = ?", sandbox)
         if row is None:
             return
@@ -149,7 +169,14 @@ class Store:
         now = time.time()
         with self.transaction():
             self.update_sandbox(
-                sandbox, state="ended", spec=spec, record=record, ended_at=now, end_kind=kind, end_detail=detail, end_by=by
+                sandbox,
+                state="ended",
+                spec=spec,
+                record=record,
+                ended_at=now,
+                end_kind=kind,
+                end_detail=detail,
+                end_by=by,
             )
             self._db.execute("DELETE FROM alias WHERE sandbox_id = ?", (sandbox,))
             self._db.execute("DELETE FROM journal WHERE id = ?", (sandbox,))
@@ -239,15 +266,18 @@ class Store:
         self._db.execute("DELETE FROM command WHERE sandbox_id = ? AND id = ?", (sandbox, command))
 
     def command(self, sandbox: str, command: str) -> Row | None:
+        self.flush()
         return self._row("SELECT * FROM command WHERE sandbox_id = ? AND id = ?", sandbox, command)
 
     def commands(self, sandbox: str, limit: int = 1000) -> list[Row]:
+        self.flush()
         newest = self._rows(
             "SELECT * FROM command WHERE sandbox_id = ? ORDER BY started_at DESC LIMIT ?", sandbox, limit
         )
         return newest[::-1]
 
     def running_commands(self, sandbox: str) -> list[Row]:
+        self.flush()
         return self._rows("SELECT * FROM command WHERE sandbox_id = ? AND status = 'running'", sandbox)
 
     # Events
@@ -268,6 +298,7 @@ class Store:
 
     def events(self, owner: str, sandbox: str | None, *, limit: int, after: int | None) -> list[Row]:
         """The newest `limit`, oldest first; or with `after` the first `limit` beyond that number."""
+        self.flush()
         where, values = "owner = ?", [owner]
         if sandbox is not None:
             where, values = where + " AND sandbox_id = ?", [*values, sandbox]

@@ -12,6 +12,7 @@ from atoll.core.access import Principal
 log = logging.getLogger("atoll.http")
 
 MAX_JSON = 64 * 1024 * 1024
+LOOK_OUT = 0.02
 T = TypeVar("T")
 
 Scope = dict[str, Any]
@@ -94,23 +95,26 @@ class Exchange:
         return model.decode(kind, await self.body())
 
     async def while_connected(self, work: Awaitable[T]) -> T:
-        """Do it for as long as the caller is there; when it goes away the work is cancelled."""
-        task = asyncio.ensure_future(work)
-        watch = asyncio.ensure_future(self._disconnected())
-        try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            raise Gone
-        finally:
-            watch.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
-                if not task.cancelled():
-                    task.exception()
+        """Do it for as long as the caller is there; when it goes away the work is cancelled.
 
-    async def _disconnected(self) -> None:
+        Looking out for that begins after a moment: most work is done by then.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watch = _Watch(self, task)
+        timer = asyncio.get_running_loop().call_later(LOOK_OUT, watch.start)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not watch.gone:
+                raise
+            task.uncancel()
+            raise Gone from None
+        finally:
+            timer.cancel()
+            watch.stop()
+
+    async def disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -133,6 +137,28 @@ class Exchange:
 
     async def fail(self, error: errors.AtollError) -> None:
         await self.answer({"error": wire(error)}, error.http_status)
+
+
+class _Watch:
+    """Cancels a task when its caller has gone."""
+
+    def __init__(self, exchange: Exchange, work: "asyncio.Task[Any]") -> None:
+        self.gone = False
+        self._exchange = exchange
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        await self._exchange.disconnected()
+        self.gone = True
+        self._work.cancel()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 def wire(error: errors.AtollError) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Reading goes on across a lost channel: the process is found again by its id and read from the offsets reached.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +82,21 @@ class Process:
         self._left = False
 
     @staticmethod
-    async def start(client: GuestClient, process_id: str, request: dict[str, Any]) -> "Process":
-        """Start it and wait until it runs. A program that cannot be started raises ProgramNotStarted."""
+    async def start(
+        client: GuestClient, process_id: str, request: dict[str, Any], sent: Callable[[], None] | None = None
+    ) -> "Process":
+        """Start it and wait until it runs. A program that cannot be started raises ProgramNotStarted.
+
+        `sent` is called once the request is on its way, before anything of the process is known.
+        """
         fields = {"ring": PROCESS_WINDOW, **request}
         client.started += 1
         stream = await client.open("exec", CHANNELS, PROCESS_WINDOW, id=process_id, **fields)
         process = Process(client, process_id, stream, owns=True)
         process._has_stdin = request.get("stdin") is True or request.get("pty") is not None
         try:
+            if sent is not None:
+                sent()
             await process._wait_started()
         except BaseException:
             process.leave()
