@@ -72,13 +72,15 @@ fn configure(file: &OwnedFd) -> Result<(OwnedFd, String)> {
 
 /// A device that already serves this very file.
 fn find(file: &OwnedFd) -> Result<Option<(OwnedFd, String)>> {
-    // Only a file that others hold open can have one; the check of the device itself is what counts.
     let (dev, ino) = identity(file.as_raw_fd())?;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     let Ok(entries) = std::fs::read_dir("/sys/block") else { return Ok(None) };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(number) = name.strip_prefix("loop").and_then(|n| n.parse().ok()) else { continue };
-        if !entry.path().join("loop/backing_file").exists() {
+        // By name first: opening each device of a busy machine takes long. The check of the device itself is what counts.
+        let serves = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        if serves.trim_end_matches('\n') != path.to_string_lossy() {
             continue;
         }
         let Ok((device, node)) = open(number) else { continue };

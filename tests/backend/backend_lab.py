@@ -106,11 +106,11 @@ def census(backend: LocalBackend) -> dict[str, list[str]]:
     """Everything on this machine that bears the mark of this backend's home."""
     home, mark = str(backend.paths.home), backend.paths.mark
     mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if home in line]
-    loops = []
-    for entry in Path("/sys/block").glob("loop*"):
-        backing = entry / "loop" / "backing_file"
-        if backing.exists() and backing.read_text().startswith(home):
-            loops.append(entry.name)
+    loops = [
+        str(backing)
+        for backing in Path("/sys/block").glob("loop*/loop/backing_file")
+        if " ".join(_words(backing)).startswith(home)
+    ]
     directories = [str(path) for top in (backend.paths.runs, backend.paths.boxes) for path in top.iterdir()]
     directories += [str(path) for engine in backend.paths.engine.iterdir() for path in engine.iterdir()]
     return {

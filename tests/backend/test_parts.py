@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, census, nothing_left, spec_for
+from backend_lab import NOTHING, PATIENCE, Sandbox, census, nothing_left, spec_for
 
 from atoll.backends.contract import Limits, Rootfs
 from atoll.backends.local import LocalBackend, binaries, seccomp
 from atoll.backends.local.cgroups import Groups, Hierarchies
-from atoll.backends.local.disks import copy_sparse
+from atoll.backends.local.disks import attached, copy_sparse
 from atoll.backends.local.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
@@ -161,6 +161,23 @@ def test_the_stage_is_never_our_own_home(tmp_path: Path) -> None:
     """A home below one candidate makes another one the stage."""
     usual = Paths(tmp_path).stage()
     assert Paths(Path(usual) / "home").stage() != usual
+
+
+async def test_a_home_behind_a_link_works(rootfs: Rootfs, tmp_path: Path) -> None:
+    """Also its shared workspace: one disk has one loop device, however its path is written."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    backend = LocalBackend(tmp_path / "link" / "home")
+    await backend.start()
+    first = Sandbox(backend, await backend.create(spec_for(rootfs)))
+    second = Sandbox(backend, await backend.create(spec_for(rootfs, workspace=first.id)))
+    assert len(attached(backend.paths.disk(first.id))) == 1
+    assert (await first.sh("echo x > /workspace/file")).ok
+    assert (await second.run("cat", "/workspace/file")).stdout == "x\n"
+    for sandbox in (second, first):
+        await sandbox.destroy()
+    assert census(backend) == NOTHING
+    await backend.close()
 
 
 async def test_a_launcher_that_is_let_go_leaves_nothing() -> None:

@@ -113,11 +113,12 @@ def _copy_range(here: int, there: int, start: int, end: int) -> None:
 def attached(image: Path) -> list[str]:
     """Loop devices that serve this file; also after it was unlinked."""
     found = []
+    name = os.path.realpath(image)  # the kernel says where the file really is, whatever links the home is reached by
     for entry in Path("/sys/block").glob("loop*"):
         try:
             backing = (entry / "loop" / "backing_file").read_text().rstrip("\n")
         except OSError:
             continue
-        if backing.removesuffix(" (deleted)") == str(image):
+        if backing.removesuffix(" (deleted)") == name:
             found.append(entry.name)
     return found
