@@ -311,7 +311,7 @@ class Inside:
         deadline = time.monotonic() + PATIENCE
         while True:
             with self.open(socket.SOCK_DGRAM) as sock:
-                sock.settimeout(10)
+                sock.settimeout(5)
                 sock.sendto(packet, target)
                 try:
                     return sock.recv(4096)

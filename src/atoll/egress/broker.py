@@ -79,7 +79,6 @@ class Broker:
         control = socket.socket(fileno=self._settings.control)
         control.setblocking(False)
         loop.add_reader(control, guarded, self._accept_daemon, control)
-        self._doors.open()
         self._spawn(self._sweep())
         await self._stop.wait()
 
@@ -169,6 +168,9 @@ class Broker:
                     return {"ok": True, "counters": member.counters() if member else {}}
                 case "list":
                     return {"ok": True, "sandboxes": [member.link.sandbox for member in self._roster]}
+                case "open":
+                    self._doors.open()
+                    return {"ok": True}
                 case "stop":
                     asyncio.get_running_loop().call_later(0.05, self._stop.set)
                     return {"ok": True}

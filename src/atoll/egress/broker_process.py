@@ -22,7 +22,10 @@ _LOG: Final = "broker.log"
 _FDS: Final = 5
 _MAX_LOG: Final = 1 << 20
 # The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
-_BOOT: Final = "import sys; sys.path.append(sys.argv.pop(1)); from atoll.egress.broker import main; main()"
+_BOOT: Final = (
+    "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
+    "from atoll.egress.broker import main; main()"
+)
 _log = logging.getLogger(__name__)
 
 

@@ -40,8 +40,13 @@ class Doors:
         self._report = report
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[str, int] = {}
+        self._opened = False
 
     def open(self) -> None:
+        """Begin, once the sandboxes are known: until then what they send waits in the sockets."""
+        if self._opened:
+            return
+        self._opened = True
         loop = asyncio.get_running_loop()
         loop.add_reader(self._sockets.dns_udp, guarded, self._read_dns)
         loop.add_reader(self._sockets.dns_tcp, guarded, self._accept, self._sockets.dns_tcp, self._take_dns)

@@ -104,6 +104,7 @@ class Egress:
                 self._router = await self._in_router(Router.create)
                 connection = await self._spawn()
             self._line = await BrokerLine.open(connection, self._hear)
+            await self._line.order({"op": "open"})
             self._ready.set()
         except BaseException:
             await self.close()
@@ -326,6 +327,11 @@ class Egress:
                     await self._put_in_force(attached, attached.policy)
             except (Unavailable, Internal) as err:
                 _log.error("sandbox %s is without network: %s", attached.link.sandbox, err)
+        try:
+            await self._line.order({"op": "open"})
+        except (Unavailable, Internal) as err:
+            _log.error("the egress broker does not open: %s", err)
+            await self._line.close()  # sets `gone`, so that the supervisor starts over
 
     async def _end_process(self) -> None:
         process, self._process = self._process, None

