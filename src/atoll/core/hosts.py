@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from atoll import errors
+from atoll.core import quotas
 from atoll.core.access import Principal
 from atoll.core.history import History
 from atoll.core.network import Network
@@ -47,6 +48,7 @@ class Hosts:
 
     async def change(self, who: Principal, ref: str, change: ChangeHosts) -> HostsInfo:
         """Replace the list, add to it or take away from it. When this returns, what was closed is cut."""
+        quotas.check_hosts(who, [*(change.hosts or ()), *change.add])
         sandbox = self._sandboxes.known(who, ref)["id"]
         live = self._sandboxes.live.get((who.owner, sandbox))
         async with live.changing if live is not None else nullcontext():
