@@ -165,7 +165,7 @@ pub fn cloexec_all() {
     if done == 0 {
         return;
     }
-    for fd in 3..most_fds() {
+    for fd in open_fds() {
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }
@@ -185,15 +185,19 @@ pub fn close_all_but(keep: &[RawFd]) {
     if ranged {
         return;
     }
-    // /proc/self/fd is closed to a process that is not dumpable, so numbers are tried one by one.
-    for fd in (3..most_fds()).filter(|fd| !keep.contains(fd)) {
+    for fd in open_fds().into_iter().filter(|fd| !keep.contains(fd)) {
         unsafe { libc::close(fd) };
     }
 }
 
-fn most_fds() -> i32 {
+/// Descriptors from 3 on that may be open, for kernels without close_range. /proc/self/fd can be closed to a process that is
+/// not dumpable; then every number is tried.
+fn open_fds() -> Vec<RawFd> {
+    if let Ok(dir) = std::fs::read_dir("/proc/self/fd") {
+        return dir.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).filter(|fd| *fd >= 3).collect();
+    }
     let (soft, _) = rlimit(libc::RLIMIT_NOFILE).unwrap_or((1024, 1024));
-    soft.clamp(64, 65_536) as i32
+    (3..soft.clamp(64, 65_536) as RawFd).collect()
 }
 
 #[cfg(target_env = "gnu")]
