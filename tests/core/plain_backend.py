@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC110, ASYNC221, ASYNC230
+# ruff: noqa: ASYNC221, ASYNC230
 """A backend without isolation: the real guest agent as a plain process. For faults and for machines without rights only.
 
 It exists to make boxes fail in ways a real one will not on demand; what sandboxes promise is tested on the real backend.
@@ -15,9 +15,10 @@ from typing import Any
 
 from atoll import errors
 from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatus, Usage
+from atoll.backends.local import binaries
 from atoll.core.images import Chosen
 
-AGENT = Path(__file__).parents[2] / "guest/target/release/atoll-guest"
+AGENT = binaries.guest()
 
 
 class PlainImages:

@@ -76,7 +76,7 @@ def test_what_cannot_be_had_is_said_so(daemon: DaemonProcess) -> None:
         ({"runtime": "kata"}, "unsupported"),
         ({"mounts": [{"source": "/no/such/source", "target": "/x"}]}, "invalid_argument"),
         ({"mounts": [{"source": str(daemon.home), "target": "/x"}]}, "permission_denied"),
-        ({"mounts": [{"source": "/", "target": "/x"}]}, "permission_denied"),
+        ({"mounts": [{"source": f"{daemon.home}/images", "target": "/x"}]}, "permission_denied"),
     ):
         with pytest.raises(Failed) as caught:
             daemon.post("/v1/sandboxes", fields)

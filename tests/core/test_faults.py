@@ -1,4 +1,3 @@
-# ruff: noqa: ASYNC110
 """Faults made on purpose, on boxes that are plain processes: half-made sandboxes, callers that leave, quota races."""
 
 import asyncio

@@ -74,6 +74,7 @@ def _due(live: Live) -> tuple[float, str]:
     ends: list[tuple[float, str]] = [(float("inf"), "")]
     if live.expires_at is not None:
         ends.append((live.expires_at, "expired"))
-    if live.idle_timeout is not None and live.state == "running" and not live.busy:
-        ends.append((live.last_active + live.idle_timeout, "idle"))
+    if live.idle_timeout is not None and live.state == "running":
+        since = time.time() if live.busy else live.last_active  # what is busy now can be idle that much later at best
+        ends.append((since + live.idle_timeout, "idle"))
     return min(ends)
