@@ -95,7 +95,7 @@ class CreateSandbox(Request, kw_only=True):
     read_only_root: bool = False
     persistent: bool = False
     program: Annotated[str, Meta(max_length=4096)] | None = None
-    seccomp: str | None = None
+    security: dict[str, bool | str] = field(default_factory=dict)
     start: bool = True
 
     def __post_init__(self) -> None:

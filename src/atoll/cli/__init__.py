@@ -10,7 +10,7 @@ import sys
 from ..errors import AtollError
 from .grammar import UsageError, Verb, nearest, parse
 from .output import BROKEN_PIPE, FAILED, INTERRUPTED, USAGE, print_json, report, say, silence
-from .verbs import BY_NAME, GROUPS, SHARED
+from .verbs import ALIASES, BY_NAME, GROUPS, SHARED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = words[:1] == ["sandbox"]
+    if words and words[0] in ALIASES:
+        words[0] = ALIASES[words[0]]
+    as_json = words[:1] == ["sandbox"] and os.path.basename(sys.argv[0]) != "agentkernel"
     debug = "--debug" in words or bool(os.environ.get("ATOLL_DEBUG") or os.environ.get("K8E_SANDBOX_DEBUG"))
     try:
         return _dispatch(words)

@@ -96,9 +96,10 @@ class Verb:
 class Arguments:
     """The values read: flags as attributes (None when not given and without default), positionals in `rest`."""
 
-    def __init__(self, rest: list[str], values: dict[str, Any]) -> None:
+    def __init__(self, rest: list[str], values: dict[str, Any], verb: str = "") -> None:
         self.rest = rest
         self.values = values
+        self.verb = verb
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -134,12 +135,12 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
         else:
             rest.append(word)
     if values.get("help"):
-        return Arguments(rest, values)
+        return Arguments(rest, values, verb.name)
     if len(rest) < verb.at_least:
         raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: {verb.usage}")
     if verb.at_most is not None and len(rest) > verb.at_most:
         raise UsageError(f"{verb.name} takes {verb.positionals or 'no arguments'}; {rest[verb.at_most]!r} is too many")
-    return Arguments(rest, values)
+    return Arguments(rest, values, verb.name)
 
 
 def _is_number(word: str) -> bool:
@@ -147,6 +148,9 @@ def _is_number(word: str) -> bool:
 
 
 def _set(values: dict[str, Any], flag: Flag, inline: str | None, queue: list[str]) -> None:
+    if flag.kind == "optional":
+        values[flag.key] = inline or ""
+        return
     if not flag.value:
         if inline not in (None, "true", "false"):
             raise UsageError(f"--{flag.name} takes no value")

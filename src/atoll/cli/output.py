@@ -84,7 +84,7 @@ def report(error: AtollError, as_json: bool) -> int:
     if as_json:
         print_json(error_object(error))
         return k8e_exit(error)
-    say(f"atoll: {error.message}")
+    say(f"{'Error' if os.path.basename(sys.argv[0]) == 'agentkernel' else 'atoll'}: {error.message}")
     if error.hint:
         say(f"  {error.hint}")
     return OWN_FAILURE

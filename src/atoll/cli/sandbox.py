@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from ..client import calls
@@ -33,8 +34,12 @@ WINDOW = 262_144
 
 
 def create(arguments: Arguments) -> int:
+    if arguments.rest:
+        from .agentkernel.named import create as create_named
+
+        return create_named(arguments)
     options = create_options(arguments)
-    name = arguments.name or (arguments.rest[0] if arguments.rest else None)
+    name = arguments.name
     options["name"] = name
     options["alias"] = arguments.session_id
     options["env"] = dict(arguments.env) or None
@@ -66,6 +71,10 @@ def get(arguments: Arguments) -> int:
 
 def list_any(arguments: Arguments) -> int:
     """Without an id the sandboxes, with one its files."""
+    if os.path.basename(sys.argv[0]) == "agentkernel" and not arguments.rest:
+        from .agentkernel.named import list_all
+
+        return list_all(arguments)
     if arguments.rest:
         return _list_files(arguments)
     wire = open_link(arguments).call(calls.list_sandboxes("all" if arguments.all else "active"))

@@ -13,7 +13,7 @@ from ..client.blocking import Link
 from ..client.results import Output, Started
 from ..errors import AtollError
 from .execute import exit_code, feed_stdin
-from .output import OWN_FAILURE, write
+from .output import OWN_FAILURE, say, write
 from .session import open_link, reference
 
 TYPE_CHECKING = False
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from .agentkernel.recording import Recorder
     from .grammar import Arguments
 
 SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -30,10 +31,25 @@ def attach(arguments: Arguments) -> int:
     """A login shell, or the given command, on this terminal."""
     argv = arguments.rest[1:]
     options: dict[str, Any] = {"env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user}
-    return on_terminal(open_link(arguments), reference(arguments.rest[0]), argv or SHELL, {**options, "timeout": None})
+    recorder = None
+    if arguments.record is not None:
+        from .agentkernel.recording import Recorder, recording_path
+
+        name = arguments.rest[0]
+        rows, cols = _size()
+        recorder = Recorder(recording_path(arguments.record, name), cols, rows, " ".join(argv) or "shell", name)
+    link, ref = open_link(arguments), reference(arguments.rest[0])
+    try:
+        return on_terminal(link, ref, argv or SHELL, {**options, "timeout": None}, recorder)
+    finally:
+        if recorder is not None:
+            recorder.close()
+            say(f"Recorded in {recorder.path}")
 
 
-def on_terminal(link: Link, ref: str, command: str | list[str], options: dict[str, Any]) -> int:
+def on_terminal(
+    link: Link, ref: str, command: str | list[str], options: dict[str, Any], recorder: Recorder | None = None
+) -> int:
     """Run it on a PTY inside, with this terminal in raw mode; the exit code."""
     rows, cols = _size()
     env = {"TERM": os.environ.get("TERM") or "xterm", **options.pop("env", {})}
@@ -44,6 +60,8 @@ def on_terminal(link: Link, ref: str, command: str | list[str], options: dict[st
         for value in exchange.frames():
             if isinstance(value, Output):
                 write(1, value.data)
+                if recorder is not None:
+                    recorder.output(value.data)
             elif isinstance(value, Started):
                 resizing.begin()
                 feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))

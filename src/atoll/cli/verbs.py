@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .agentkernel.verbs import CREATE as NAMED
+from .agentkernel.verbs import VERBS as AGENTKERNEL
 from .grammar import Flag, Verb
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
@@ -29,9 +31,16 @@ LIMITS = (
     Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),
     Flag("allowed-hosts", "CSV", "names it may reach; none for no host", kind="csv"),
     Flag("no-network", "", "only loopback inside"),
+    Flag(
+        "host-access",
+        "PORT",
+        "let it reach this loopback port of the machine as host.atoll.internal; may be repeated",
+        kind="int",
+        repeat=True,
+    ),
 )
 
-VERBS = (
+OWN = (
     Verb(
         "sandbox run", "run:run", "[CODE]", "Run code; the exit code is the command's.",
         (
@@ -49,9 +58,10 @@ VERBS = (
         ),
     ),
     Verb(
-        "sandbox create", "sandbox:create", "[NAME]", "Create a sandbox and leave it running.",
+        "sandbox create", "sandbox:create", "[NAME]", "Create a sandbox and leave it running; with NAME, one to start later.",
         (
             *LIMITS,
+            *[flag for flag in NAMED if flag.name not in {limit.name for limit in LIMITS} and flag.name != "env"],
             TENANT,
             Flag("session-id", "ID", "an id of your own choosing, besides the one it gets"),
             ENV,
@@ -101,6 +111,34 @@ VERBS = (
         "sandbox poll", "sandbox:poll", "RUN_ID", "State and output of a background run.",
         (Flag("follow", "", "wait for its end", short="f"),),
     ),
+    Verb(
+        "sandbox allow-hosts", "network:allow_hosts", "[HOST...]",
+        "Show or change, at once, the hosts a sandbox may reach. Hosts alone replace the list; `none` is no host.",
+        (
+            SESSION, TENANT,
+            Flag("hosts", "CSV", "the same as hosts after the verb", kind="csv"),
+            Flag("add", "", "allow these too"),
+            Flag("remove", "", "allow these no longer, and cut what is open to them"),
+            Flag("clear", "", "the default list again"),
+        ),
+        (
+            "atoll sandbox allow-hosts --add example.com *.example.org:8443 --session-id $ID",
+            "atoll sandbox allow-hosts none --session-id $ID",
+        ),
+    ),
+    Verb(
+        "sandbox expose", "network:expose", "[PORT]", "A URL for a port inside: HTTP and WebSockets.",
+        (
+            Flag("port", "PORT", "the same as PORT", kind="int"), SESSION, TENANT,
+            Flag("host", "ADDRESS", "where the program inside listens (default: 127.0.0.1)"),
+        ),
+        ("curl $(atoll sandbox expose 8000 --session-id $ID | jq -r .url)",),
+    ),
+    Verb(
+        "sandbox unexpose", "network:unexpose", "[PORT]", "Take a port's URL away and cut what is open through it.",
+        (Flag("port", "PORT", "the same as PORT", kind="int"), SESSION, TENANT),
+    ),
+    Verb("sandbox exposed", "network:exposed", "", "Ports that have a URL.", (SESSION, TENANT)),
     Verb("sandbox catalog", "help:catalog", "", "This list as JSON."),
     Verb(
         "exec", "execute:execute", "REF CMD [ARG...]", "Run a program in a sandbox.",
@@ -119,7 +157,10 @@ VERBS = (
     ),
     Verb(
         "attach", "terminal:attach", "REF [CMD] [ARG...]", "A shell in a sandbox, on your terminal.",
-        (ENV, Flag("workdir", "PATH", "where it starts", short="w"), Flag("user", "USER", "as whom", short="u")),
+        (
+            ENV, Flag("workdir", "PATH", "where it starts", short="w"), Flag("user", "USER", "as whom", short="u"),
+            Flag("record", "[=PATH]", "keep the session as an asciicast; see `replay`", kind="optional"),
+        ),
         passes=2,
     ),
     Verb(
@@ -131,11 +172,21 @@ VERBS = (
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
     Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),
+    Verb(
+        "egress log", "network:egress_log", "", "What was refused to sandboxes: time, sandbox, host and reason.",
+        (
+            Flag("follow", "", "go on until interrupted", short="f"),
+            Flag("limit", "N", "at most so many of the past", kind="int", default=100),
+            Flag("json", "", "one JSON object a line"),
+        ),
+    ),
     Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),
     Verb("help", "help:show", "[VERB] [VERB2]", "This text, or a verb's."),
 )  # fmt: skip
 
+VERBS: tuple[Verb, ...] = (*OWN, *AGENTKERNEL)
 BY_NAME = {verb.name: verb for verb in VERBS}
-GROUPS = ("sandbox", "daemon")
+GROUPS = tuple(dict.fromkeys(verb.name.split()[0] for verb in VERBS if " " in verb.name))
+ALIASES = {"sb": "sandbox", "status": "doctor", "completions": "completion"}

@@ -45,13 +45,8 @@ def _above(what: str) -> errors.PermissionDenied:
 
 def resolve(spec: CreateSandbox) -> tuple[CreateSandbox, dict[str, Any]]:
     """The request with everything its profile and mode imply filled in, and what was decided, for people to see."""
-    policy = profiles.merge(
-        mode=spec.mode,
-        profile=spec.profile,
-        keys={"seccomp": spec.seccomp} if spec.seccomp else None,
-        no_network=not spec.network,
-    )
-    if spec.profile is None and spec.mode is None:
+    policy = of(spec)
+    if spec.profile is None and spec.mode is None and not spec.security:
         return spec, _shown(spec, policy)
     changes: dict[str, Any] = {
         "network": policy.network,
@@ -59,7 +54,6 @@ def resolve(spec: CreateSandbox) -> tuple[CreateSandbox, dict[str, Any]]:
         "env": {**policy.env, **spec.env},
         "limits": _limits(spec, policy),
         "mode": policy.mode,
-        "seccomp": policy.seccomp,
     }
     if spec.hosts is None and policy.mode is not None:
         changes["hosts"] = list(presets.mode(policy.mode))
@@ -85,8 +79,9 @@ def default_limits(spec: CreateSandbox, defaults: dict[str, Any]) -> dict[str, A
     return {**defaults, "memory_mb": memory, "cpus": float(os.cpu_count() or 1)}
 
 
-def drops_capabilities(spec: CreateSandbox) -> bool:
-    return profiles.merge(mode=spec.mode, profile=spec.profile).capabilities == "none"
+def of(spec: CreateSandbox) -> profiles.Policy:
+    """The policy a request adds up to; its single keys are those of a `[security]` block."""
+    return profiles.merge(mode=spec.mode, profile=spec.profile, keys=spec.security, no_network=not spec.network)
 
 
 def _shown(spec: CreateSandbox, policy: profiles.Policy) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import msgspec
 from atoll import errors
 from atoll.backends.contract import Backend, Box, BoxSpec, Ended, Limits, Mount
 from atoll.config import Config
-from atoll.core import profiles
+from atoll.core import profiles, quotas
 from atoll.core.access import Principal, new_id
 from atoll.core.history import History
 from atoll.core.images import Chosen, Images
@@ -228,6 +228,7 @@ class Sandboxes:
     # Creating
 
     async def _create(self, who: Principal, spec: CreateSandbox) -> SandboxInfo:
+        quotas.check_request(who, spec)
         spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
         if spec.host_ports and who.kind != "local":
@@ -237,6 +238,7 @@ class Sandboxes:
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
         image = await self.images.choose(spec.image, spec.program)
         row = self._new_row(who, spec, runtime, image, limits, policy)
+        quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
         self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
         if not spec.start:
             self.store.finish_create(row["id"], state="stopped")
@@ -278,8 +280,8 @@ class Sandboxes:
             disk=disk,
             network=await self.network.attach(sandbox, row["record"]["policy"]),
             read_only_root=spec.read_only_root,
-            seccomp=spec.seccomp or "default",
-            no_capabilities=profiles.drops_capabilities(spec),
+            seccomp=profiles.of(spec).seccomp,
+            no_capabilities=profiles.of(spec).capabilities == "none",
         )
         box = await self.backend.create(box_spec)
         live = Live({**row, "state": "running"}, box)
