@@ -64,7 +64,9 @@ def test_k8e_P05_D01_exit_code_and_both_streams(cli: Cli, box: str) -> None:
 def test_k8e_P06_raw_shows_the_first_line_before_the_end(cli: Cli, box: str) -> None:
     """The command waits for a file that is made only after its first line was seen."""
     code = "echo first; while [ ! -e /workspace/go ]; do sleep 0.05; done; echo second; exit 3"
-    process = cli.popen("sandbox", "run", code, "--raw", "--session-id", box, "--timeout", "120", stdout=subprocess.PIPE)
+    process = cli.popen(
+        "sandbox", "run", code, "--raw", "--session-id", box, "--timeout", "120", stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == b"first\n"
     cli.ok("sandbox", "write", box, "/workspace/go", stdin=b"")
@@ -135,7 +137,7 @@ def test_k8e_D11_the_environment_is_set(cli: Cli, box: str) -> None:
 
 @pytest.mark.parametrize("language", ["python", "node"])
 def test_k8e_D26_code_arrives_literally(cli: Cli, box: str, language: str) -> None:
-    text = "$HOME `id` \\\"q\\\" \\\\ ! % {}"
+    text = '$HOME `id` \\"q\\" \\\\ ! % {}'
     show = "print" if language == "python" else "console.log"
     answer = cli.ok("sandbox", "run", f'{show}("{text}")', "--session-id", box, "--lang", language)
     assert answer["stdout"] == '$HOME `id` "q" \\ ! % {}\n'
@@ -159,7 +161,9 @@ def test_k8e_D27_parallel_runs_in_one_session_do_not_mix(cli: Cli, box: str) -> 
 def test_k8e_D27_D29_background_runs(cli: Cli, tenant: str) -> None:
     """Multi-line code in the background, poll, and a sixth run after five have ended."""
     for number in range(6):
-        started = cli.ok("sandbox", "run", f"sleep 0.1\necho n{number}\nexit {number}", "--background", "--tenant", tenant)
+        started = cli.ok(
+            "sandbox", "run", f"sleep 0.1\necho n{number}\nexit {number}", "--background", "--tenant", tenant
+        )
         assert started["status"] == "started" and started["session_id"].startswith("sess-")
         ended = cli.ok("sandbox", "poll", started["run_id"], "--follow")
         assert (ended["status"], ended["stdout"], ended["exit_code"]) == ("completed", f"n{number}\n", number)

@@ -47,7 +47,9 @@ def test_k8e_D12_a_fresh_workspace_is_empty(cli: Cli) -> None:
         cli("sandbox", "destroy", session)
 
 
-@pytest.mark.parametrize("name", ["a b", "ü漢", "-dash", "quo'te\"", "new\nline", "per%2fcent", "a?b&c=d#e", "tab\t", "*"])
+@pytest.mark.parametrize(
+    "name", ["a b", "ü漢", "-dash", "quo'te\"", "new\nline", "per%2fcent", "a?b&c=d#e", "tab\t", "*"]
+)
 def test_k8e_D07_odd_names_round_trip(cli: Cli, box: str, name: str) -> None:
     path = f"/workspace/odd/{name}"
     cli.ok("sandbox", "write", box, path, stdin=name.encode())
@@ -131,7 +133,10 @@ def test_a_missing_interpreter_is_the_commands_failure(cli: Cli, box: str) -> No
 
 def test_k8e_D08_processes(cli: Cli, box: str) -> None:
     cli.ok("sandbox", "run", "sleep 4321 & sleep 4322 & disown -a", "--session-id", box)
-    found = {p["cmdline"] if isinstance(p["cmdline"], str) else " ".join(p["cmdline"]): p for p in cli.ok("sandbox", "ps", box)["processes"]}
+    found = {
+        p["cmdline"] if isinstance(p["cmdline"], str) else " ".join(p["cmdline"]): p
+        for p in cli.ok("sandbox", "ps", box)["processes"]
+    }
     lines = [line for line in found if "432" in line]
     assert len(lines) == 2, found
     for line in lines:

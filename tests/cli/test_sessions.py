@@ -106,7 +106,13 @@ def test_k8e_D28_a_crashed_creator_blocks_nobody(cli: Cli, tenant: str) -> None:
     place.mkdir(parents=True)
     gone = subprocess.Popen(["true"])
     gone.wait(WAIT)
-    entry = {"session_id": "", "phase": "creating", "tenant_id": tenant, "created_at": "2026-01-01T00:00:00Z", "pid": gone.pid}
+    entry = {
+        "session_id": "",
+        "phase": "creating",
+        "tenant_id": tenant,
+        "created_at": "2026-01-01T00:00:00Z",
+        "pid": gone.pid,
+    }
     (place / "state.json").write_text(json.dumps(entry))
     assert cli.ok("sandbox", "run", "echo on", "--tenant", tenant)["stdout"] == "on\n"
     assert state_of(cli, tenant)["phase"] == "active"

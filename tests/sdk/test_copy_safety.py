@@ -88,7 +88,13 @@ def test_links_that_lie_in_the_target_are_not_followed(place: Path) -> None:
 
 def test_a_good_tree_arrives(place: Path) -> None:
     content = os.urandom(300_000)
-    files = [("d/f", content, FILE), ("d/l", "../g", SYM), ("g", b"", FILE), ("./e/deep", b"1", FILE), ("h", "d/f", LINK)]
+    files = [
+        ("d/f", content, FILE),
+        ("d/l", "../g", SYM),
+        ("g", b"", FILE),
+        ("./e/deep", b"1", FILE),
+        ("h", "d/f", LINK),
+    ]
     data = tar_of(("d", None, DIR), *files)
     done = archive.unpack(in_pieces(data, 777), os.fspath(place / "target"))
     assert done.refused == [] and done.files == 5

@@ -132,9 +132,12 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
         link = open_link(arguments)
         health = link.call(calls.get("/v1/health"))
         answer = link.call(calls.get("/v1/runtimes"))
+        egress = link.call(calls.get("/v1/egress"))
     except AtollError as error:
         return [_check("daemon", False, error.message, error.hint or "atoll daemon start")]
     checks = [_check("daemon", True, f"pid {health.get('pid')}, version {health.get('version')}")]
+    detail = "allow lists are enforced" if egress.get("works") else f"no network: {egress.get('why')}"
+    checks.append(_check("egress", bool(egress.get("works")), detail, str(egress.get("fix") or ""), optional=True))
     runtimes = answer.get("runtimes") if isinstance(answer, dict) else answer
     working = any(item.get("works") for item in runtimes or [])
     for item in runtimes or []:

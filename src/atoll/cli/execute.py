@@ -51,6 +51,10 @@ def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any
             elif isinstance(value, Started) and arguments.interactive:
                 feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))
             elif isinstance(value, dict):
+                if value.get("blocked"):
+                    from .network import note_blocked
+
+                    note_blocked(value, arguments.rest[0])
                 return exit_code(value)
     except (KeyboardInterrupt, BrokenPipeError):
         kill_quietly(link, ref, str(call.command_id))

@@ -42,24 +42,24 @@ def run(arguments: Arguments) -> int:
         return start(link, reference(chosen), chosen, code, arguments)
     tenant = tenant_of(arguments)
     state = State(data_directory(), tenant)
-    session = _obtain(state, link, arguments)
+    session = obtain(state, link, create_options(arguments))
     try:
         return start(link, reference(session), session, code, arguments)
     except AtollError as error:
         if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
             raise
         state.forget(session)  # it is gone, so nothing ran: once more in a new one
-    session = _obtain(state, link, arguments)
+    session = obtain(state, link, create_options(arguments))
     return start(link, reference(session), session, code, arguments)
 
 
-def _obtain(state: State, link: Link, arguments: Arguments) -> str:
+def obtain(state: State, link: Link, options: dict[str, Any]) -> str:
+    """The tenant's own sandbox, found or made."""
     current = state.current()
     if current is not None:
         return current
 
     def create() -> str:
-        options = create_options(arguments)
         options.setdefault("idle_timeout", AUTO_IDLE)
         options.setdefault("lifetime", AUTO_LIFETIME)
         options["labels"] = {"tenant": state.tenant}
@@ -103,6 +103,7 @@ def _run_json(link: Link, ref: str, session: str, code: str, arguments: Argument
     call = _call(ref, code, arguments)
     wire = _until_interrupted(link, ref, call, lambda: link.call(call))
     print_json(_result_object(wire, session, arguments.lang))
+    _note(wire, session)
     return _exit_code(wire)
 
 
@@ -122,6 +123,7 @@ def _run_raw(link: Link, ref: str, session: str, code: str, arguments: Arguments
     wire = _until_interrupted(link, ref, call, stream)
     if ExecResult(wire).timed_out:
         say(f"atoll: timed out after {arguments.timeout or calls.DEFAULT_TIMEOUT:g} s")
+    _note(wire, session)
     return _exit_code(wire)
 
 
@@ -159,10 +161,17 @@ def _result_object(wire: dict[str, Any], session: str, language: str) -> dict[st
         "truncated": result.truncated,
         "language": language,
     }
-    for name in ("stdout_b64", "stderr_b64", "oom"):
+    for name in ("stdout_b64", "stderr_b64", "oom", "blocked"):
         if wire.get(name):
             found[name] = wire[name]
     return found
+
+
+def _note(wire: dict[str, Any], session: str) -> None:
+    if wire.get("blocked"):
+        from .network import note_blocked
+
+        note_blocked(wire, session)
 
 
 def _exit_code(wire: dict[str, Any]) -> int:

@@ -102,5 +102,6 @@ def create_options(arguments: Arguments) -> dict[str, Any]:
         "profile": arguments.profile,
         "hosts": [] if hosts == ["none"] else hosts,
         "network": False if arguments.no_network else None,
+        "host_ports": arguments.host_access or None,
     }
     return {key: value for key, value in options.items() if value is not None}

@@ -87,8 +87,6 @@ async def open_tunnel(link: AsyncLink, ref: str, port: int) -> AsyncTunnel:
     key, headers = websocket.handshake()
     exchange = await link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
     try:
-        if exchange.head.status == 403:  # refused before it began; WebSocket leaves no room for the reason
-            raise Unavailable(f"port {port} cannot be reached: nothing listens there, or the sandbox is gone")
         await exchange.raise_for_status()
         websocket.check(key, exchange.head)
     except ProtocolError as bad:

@@ -20,6 +20,7 @@ class CreateOptions(TypedDict, total=False):
     disk_mb: int | None
     hosts: Sequence[str] | None
     network: bool
+    host_ports: Sequence[int]
     idle_timeout: float | None
     lifetime: float | None
     workdir: str

@@ -1,0 +1,146 @@
+"""What a sandbox may reach and what reaches it: `allow-hosts`, `expose`, `unexpose`, `exposed`, and `egress log`."""
+
+from __future__ import annotations
+
+import time
+
+from ..client import calls
+from ..client.http import FRAMES
+from ..errors import InvalidArgument
+from .output import print_json, say, tell
+from .session import data_directory, open_link, reference, setting, shown, tenant_of
+from .state import State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..client.blocking import Link
+    from .grammar import Arguments
+
+NOTED = 5  # refusals told after one command
+
+
+def allow_hosts(arguments: Arguments) -> int:
+    """Without hosts and flags: show the list. The word `none` is no host at all."""
+    link = open_link(arguments)
+    session = _session(link, arguments)
+    names = [name.strip() for word in (*arguments.rest, *(arguments.hosts or ())) for name in word.split(",")]
+    names = [name for name in names if name]
+    change = _change(arguments, names)
+    target = calls.sandbox_path(reference(session), "hosts")
+    wire = link.call(calls.get(target) if change is None else calls.post(target, change, repeatable=True))
+    print_json(
+        {"session_id": session, "allowed_hosts": wire["hosts"], "used": wire["used"], "refused": wire["refused"]}
+    )
+    return 0
+
+
+def _change(arguments: Arguments, names: list[str]) -> dict[str, Any] | None:
+    chosen = [flag for flag in ("add", "remove", "clear") if getattr(arguments, flag)]
+    if len(chosen) > 1:
+        raise InvalidArgument("only one of --add, --remove and --clear")
+    if chosen == ["clear"]:
+        if names:
+            raise InvalidArgument("--clear restores the default list and takes no hosts")
+        return {}
+    if chosen:
+        if not names:
+            raise InvalidArgument(f"--{chosen[0]} needs at least one host")
+        return {chosen[0]: names}
+    if not names:
+        return None
+    if "none" in names:
+        if len(names) > 1:
+            raise InvalidArgument("`none` stands alone: it means no host at all")
+        return {"hosts": []}
+    return {"hosts": names}
+
+
+def expose(arguments: Arguments) -> int:
+    link, port = open_link(arguments), _port(arguments)
+    session = _session(link, arguments)
+    fields = {"port": port, "host": arguments.host}
+    wire = link.call(calls.post(calls.sandbox_path(reference(session), "exposures"), fields, repeatable=True))
+    print_json({"url": wire["url"], "site_url": wire["site_url"], "port": port, "session_id": session})
+    return 0
+
+
+def unexpose(arguments: Arguments) -> int:
+    link, port = open_link(arguments), _port(arguments)
+    session = _session(link, arguments)
+    target = calls.sandbox_path(reference(session), "exposures", str(port))
+    wire = link.call(calls.Call("DELETE", target, repeatable=True))
+    print_json({"ok": bool(wire["ok"]), "port": port, "session_id": session})
+    return 0
+
+
+def exposed(arguments: Arguments) -> int:
+    link = open_link(arguments)
+    session = _session(link, arguments)
+    wire = link.call(calls.get(calls.sandbox_path(reference(session), "exposures")))
+    services = [
+        {"port": one["port"], "url": one["url"], "host": one["host"], "started_at": int(one["started_at"])}
+        for one in wire["exposures"]
+    ]
+    print_json({"session_id": session, "services": services})
+    return 0
+
+
+def egress_log(arguments: Arguments) -> int:
+    """One line a refusal, oldest first; with --follow it goes on."""
+    link = open_link(arguments)
+    wire = link.call(calls.get("/v1/egress/log", {"limit": arguments.limit}))
+    for event in wire["events"]:
+        _print(event, arguments.json)
+    if not arguments.follow:
+        return 0
+    after = wire["events"][-1]["seq"] if wire["events"] else 0
+    call = calls.get("/v1/egress/log", {"after": after, "follow": 1}, timeout=None)
+    call.headers = (("Accept", FRAMES),)
+    exchange = link.open(call)
+    exchange.raise_for_status()
+    for event in exchange.frames():
+        if isinstance(event, dict) and event.get("kind") == "blocked":
+            _print(event, arguments.json)
+    return 0
+
+
+def _print(event: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(event)
+        return
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    tell(f"{at}  {shown(event['sandbox_id'])}  {event['note']}".replace("\n", " "))
+
+
+def note_blocked(wire: dict[str, Any], session: str) -> None:
+    """After a command: what its network policy refused, and what would allow it."""
+    blocked = wire.get("blocked") or []
+    for item in blocked[:NOTED]:
+        note = str(item.get("note") or "blocked")
+        name = item.get("name")
+        if name and item.get("reason") == "not an allowed host":
+            note += f"; allow it with: atoll sandbox allow-hosts --add {name} --session-id {session}"
+        say(note.replace("\n", " "))
+    if len(blocked) > NOTED:
+        say(f"blocked: {len(blocked) - NOTED} more; see: atoll egress log")
+
+
+def _port(arguments: Arguments) -> int:
+    text = arguments.rest[0] if arguments.rest else arguments.port
+    if text is None:
+        raise InvalidArgument("which port? give a number from 1 to 65535")
+    if not (str(text).isascii() and str(text).isdigit() and 1 <= int(text) <= 65535):
+        raise InvalidArgument(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
+def _session(link: Link, arguments: Arguments) -> str:
+    """The sandbox meant: named, or the tenant's own, found or made."""
+    chosen = arguments.session_id or setting("SESSION_ID")
+    if chosen:
+        return str(chosen)
+    from .run import obtain
+
+    return obtain(State(data_directory(), tenant_of(arguments)), link, {})
