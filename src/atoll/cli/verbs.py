@@ -31,6 +31,8 @@ LIMITS = (
     Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),
     Flag("allowed-hosts", "CSV", "names it may reach; none for no host", kind="csv"),
     Flag("no-network", "", "only loopback inside"),
+    Flag("host-access", "PORT", "let it reach this loopback port of the machine as host.atoll.internal; may be repeated",
+         kind="int", repeat=True),
     Flag(
         "host-access",
         "PORT",

@@ -5,6 +5,7 @@ from pathlib import Path
 from atoll.backends.contract import Backend
 from atoll.config import Config
 from atoll.core.commands import Commands
+from atoll.core.exposures import Exposures
 from atoll.core.files import Files
 from atoll.core.history import History
 from atoll.core.hosts import Hosts
@@ -36,6 +37,7 @@ class Core:
         self.files = Files(self.sandboxes)
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
+        self.exposures = Exposures(self.sandboxes, self.store, self.history)
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
 

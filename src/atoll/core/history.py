@@ -89,8 +89,10 @@ class History:
         self._news.set()
         self._news = asyncio.Event()
 
-    def events(self, owner: str, sandbox: str | None, limit: int, after: int | None) -> list[dict[str, Any]]:
-        return [_shown(row) for row in self._store.events(owner, sandbox, limit=limit, after=after)]
+    def events(
+        self, owner: str, sandbox: str | None, limit: int, after: int | None, kind: str | None = None
+    ) -> list[dict[str, Any]]:
+        return [_shown(row) for row in self._store.events(owner, sandbox, limit=limit, after=after, kind=kind)]
 
     async def wait_for_news(self) -> None:
         await self._news.wait()

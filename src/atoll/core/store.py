@@ -296,12 +296,16 @@ class Store:
             )
         return seq
 
-    def events(self, owner: str, sandbox: str | None, *, limit: int, after: int | None) -> list[Row]:
+    def events(
+        self, owner: str, sandbox: str | None, *, limit: int, after: int | None, kind: str | None = None
+    ) -> list[Row]:
         """The newest `limit`, oldest first; or with `after` the first `limit` beyond that number."""
         self.flush()
         where, values = "owner = ?", [owner]
         if sandbox is not None:
             where, values = where + " AND sandbox_id = ?", [*values, sandbox]
+        if kind is not None:
+            where, values = where + " AND kind = ?", [*values, kind]
         if after is not None:
             return self._rows(
                 f"SELECT * FROM event WHERE {where} AND seq > ? ORDER BY seq LIMIT ?", *values, after, limit

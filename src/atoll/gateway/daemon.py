@@ -22,6 +22,7 @@ from atoll.backends.contract import Backend
 from atoll.core import Core
 from atoll.core.images import Images
 from atoll.core.network import Network
+from atoll.gateway.exposed import ExposedPorts
 from atoll.gateway.grpc.gateway import Gateway
 from atoll.gateway.grpc.gateway import serve as open_grpc
 from atoll.gateway.rest import Rest
@@ -48,6 +49,9 @@ class Daemon:
         self.rest = Rest(core, self)
         self.listener = Listener(self.rest, home / "daemon.sock")
         self.gateway: Gateway | None = None
+        self.exposed = ExposedPorts(
+            core.exposures, core.ports, core.store, str(core.config.gateway.get("expose_base_url", ""))
+        )
         self._grpc = grpc
         self._stopping = asyncio.Event()
         self._pinned = grpc is not None
@@ -76,6 +80,7 @@ class Daemon:
         await self.core.start()
         try:
             self.gateway = await open_grpc(self.core, self.rest, tcp=self._grpc is not None, listen=self._grpc or None)
+            await self.core.exposures.attach(self.exposed)
             await self.listener.open()
             log.info("serving %s, pid %d", self.home, os.getpid())
             idle = asyncio.create_task(self._leave_when_idle())
@@ -87,6 +92,7 @@ class Daemon:
             await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
             if self.gateway is not None:
                 await self.gateway.close(PATIENCE)
+            await self.exposed.close()
             await self.listener.close(PATIENCE)
             await self.core.close()
 

@@ -111,7 +111,7 @@ class Rest:
         pattern = list(parts)
         if len(parts) > 2 and parts[1] == "sandboxes":
             pattern[2] = "*"
-            if len(parts) > 4 and parts[3] in ("commands", "ports"):
+            if len(parts) > 4 and parts[3] in ("commands", "ports", "exposures"):
                 pattern[4] = "*"
         name = "/".join(pattern)
         found = ROUTES.get((method, name))
@@ -474,4 +474,4 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
 
 
 # Routes of their own modules, here for their entries in the table
-from atoll.gateway import rest_images  # noqa: E402, F401
+from atoll.gateway import rest_images, rest_network  # noqa: E402, F401

@@ -1,0 +1,83 @@
+"""REST routes for the network: lists of hosts, refusals, exposed ports. Imported for its entries in the table of `rest`."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+from atoll import errors, model
+from atoll.gateway import frames
+from atoll.gateway.exchange import Exchange, flag, whole
+from atoll.gateway.rest import SANDBOX, Rest, route
+
+BLOCKED = "blocked"
+
+
+@route("GET", f"{SANDBOX}/hosts", "The hosts it may reach, and what it used", answer=model.HostsInfo)
+async def hosts(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer(await rest.core.hosts.get(exchange.who, exchange.ref))
+
+
+@route("POST", f"{SANDBOX}/hosts", "Change the hosts it may reach, at once", model.ChangeHosts, model.HostsInfo)
+async def change_hosts(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.ChangeHosts)
+    await exchange.answer(await rest.core.hosts.change(exchange.who, exchange.ref, request))
+
+
+@route("GET", f"{SANDBOX}/exposures", "Ports of it that have a URL")
+async def exposures(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer({"exposures": await rest.core.exposures.list(exchange.who, exchange.ref)})
+
+
+@route("POST", f"{SANDBOX}/exposures", "Give a port inside a URL", model.Expose, model.Exposure, status=201)
+async def expose(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.Expose)
+    found = await rest.core.exposures.expose(exchange.who, exchange.ref, request.port, request.host)
+    await exchange.answer(found, 201)
+
+
+@route("DELETE", f"{SANDBOX}/exposures/{{port}}", "Take the URL of a port away")
+async def unexpose(rest: Rest, exchange: Exchange) -> None:
+    text = exchange.parts[4]
+    if not (text.isascii() and text.isdigit() and len(text) <= 5):
+        raise errors.InvalidArgument("a port is a number from 1 to 65535")
+    closed = await rest.core.exposures.unexpose(exchange.who, exchange.ref, int(text))
+    await exchange.answer({"ok": closed, "port": int(text)})
+
+
+@route("GET", "/v1/egress", "Whether network policy can be enforced on this machine")
+async def egress(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer(await rest.core.network.status())
+
+
+@route(
+    "GET",
+    "/v1/egress/log",
+    "Refusals of all sandboxes; with `follow` a frame stream",
+    query=("limit", "after", "follow"),
+)
+async def egress_log(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("limit", "after", "follow")
+    limit, after, owner = whole(query, "limit", 500, 1, 10_000), whole(query, "after"), exchange.who.owner
+    if flag(query, "follow"):
+        await frames.send(exchange, _follow(rest, owner, after or 0))
+        return
+    found = rest.core.history.events(owner, None, limit + 1, after, BLOCKED)
+    kept = found[:limit] if after is not None else found[-limit:]
+    await exchange.answer({"events": kept, "returned": len(kept), "truncated": len(found) > limit})
+
+
+async def _follow(rest: Rest, owner: str, after: int) -> AsyncIterator[frames.Item]:
+    yield {"following": True}
+    while True:
+        news = asyncio.ensure_future(rest.core.history.wait_for_news())
+        try:
+            found = rest.core.history.events(owner, None, 500, after, BLOCKED)
+            for event in found:
+                after = event["seq"]
+                yield event
+            if not found:
+                await news
+        finally:
+            news.cancel()
+            with suppress(asyncio.CancelledError):
+                await news
