@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .agentkernel.verbs import CREATE as NAMED
-from .agentkernel.verbs import VERBS as AGENTKERNEL
+from .agentkernel_verbs import CREATE as NAMED
+from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .grammar import Flag, Verb
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
@@ -31,8 +31,6 @@ LIMITS = (
     Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),
     Flag("allowed-hosts", "CSV", "names it may reach; none for no host", kind="csv"),
     Flag("no-network", "", "only loopback inside"),
-    Flag("host-access", "PORT", "let it reach this loopback port of the machine as host.atoll.internal; may be repeated",
-         kind="int", repeat=True),
     Flag(
         "host-access",
         "PORT",
