@@ -230,3 +230,33 @@ async def test_a_flood_of_events_ends_only_its_own_operation(tmp_path: Path) -> 
                 pass
         await client.request("info")
         await client.close()
+
+
+async def test_what_the_ring_lost_is_counted(tmp_path: Path) -> None:
+    async def script(peer: Peer, stream: int, request: dict[str, Any]) -> None:
+        peer.event(stream, attached={"pid": 7, "out": 100, "err": 0})
+        await peer.data(stream, wire.STDOUT, b"abc")
+        peer.event(stream, gap={"ch": 1, "from": 103, "to": 203})
+        await peer.data(stream, wire.STDOUT, b"def")
+        peer.ok(stream, exit=EXIT, out=206, err=0)
+
+    async with ScriptedAgent(tmp_path / "a.sock", script) as agent:
+        client = agent.client()
+        process = await Process.attach(client, "c1", out=40)
+        assert [data async for _, data in process] == [b"abc", b"def"]
+        assert process.missed[1] == 160 and process.offsets[1] == 206
+        await client.close()
+
+
+async def test_a_forgotten_command_is_outcome_unknown(tmp_path: Path) -> None:
+    async def script(peer: Peer, stream: int, request: dict[str, Any]) -> None:
+        if request["op"] == "exec":
+            peer.writer.close()
+        else:
+            peer.err(stream, "gone")
+
+    async with ScriptedAgent(tmp_path / "a.sock", script) as agent:
+        client = agent.client()
+        with pytest.raises(errors.OutcomeUnknown):
+            await Process.start(client, "c1", {"argv": ["x"]})
+        await client.close()

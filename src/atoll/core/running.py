@@ -59,14 +59,18 @@ class Running:
         process = self.process
         assert process is not None
         try:
-            for channel, count in process.missed.items():
-                if count:
-                    self.output.kept[channel].skip(count)
+            skipped = {1: 0, 2: 0}
             async for channel, data in process:
+                if process.missed[channel] > skipped[channel]:
+                    self.output.kept[channel].skip(process.missed[channel] - skipped[channel])
+                    skipped[channel] = process.missed[channel]
                 offset = self.output.kept[channel].total
                 self.output.add(channel, data)
                 self._transcript.output("o" if channel == 1 else "e", data)
                 yield Chunk(channel, data, offset)
+            for channel, count in process.missed.items():
+                if count > skipped[channel]:
+                    self.output.kept[channel].skip(count - skipped[channel])
             assert process.exit is not None
             await self.finish(process.exit)
         except errors.AtollError as error:
@@ -91,6 +95,8 @@ class Running:
             await self.live.network.settle(self.live.id)
         status = "timed_out" if ended.timed_out else "cancelled" if ended.cancelled else "completed"
         code = ended.code if ended.signal is None else 128 + ended.signal
+        if code is None and status == "completed":
+            status = "failed"  # its end was not seen
         for channel, total in ((1, ended.out), (2, ended.err)):
             kept = self.output.kept[channel]
             kept.total = max(kept.total, total)

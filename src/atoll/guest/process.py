@@ -131,8 +131,8 @@ class Process:
                     if item.kind == wire.DATA:
                         self.offsets[item.channel] += len(item.data)
                         yield item.channel, item.data
-                    elif item.kind == wire.EVENT and "exited" in item.event:
-                        self.exited = True
+                    elif item.kind == wire.EVENT:
+                        self._told(item.event)
                 self.exit = Exit.from_wire(self._stream.result or {})
                 return
             except ConnectionLost as lost:
@@ -165,6 +165,15 @@ class Process:
             return Exit.from_wire(await self._stream.finish())
         except (errors.AtollError, ConnectionLost):
             return None
+
+    def _told(self, event: dict[str, Any]) -> None:
+        if "exited" in event:
+            self.exited = True
+        elif isinstance(gap := event.get("gap"), dict) and (channel := _whole(gap, "ch", 2)) in self.offsets:
+            assert channel is not None
+            end = _whole(gap, "to") or 0
+            self.missed[channel] += max(0, end - self.offsets[channel])
+            self.offsets[channel] = max(end, self.offsets[channel])
 
     async def _wait_started(self) -> None:
         try:
@@ -208,10 +217,10 @@ class Process:
                 )
                 await self._wait_attached(count_missed=True)
                 return
-            except errors.NotFound:
+            except errors.NotFound as unknown:
                 if self._client.over is not None:
                     raise self._client.over from None
-                same_agent = self._client.agent.get("boot") == self._boot
+                same_agent = self._client.agent.get("boot") == self._boot and "guest_code" not in unknown.details
                 if self.pid is None and same_agent and self._client.started - self._nth < MAX_RECORDS:
                     raise errors.Unavailable("the channel broke before the command was started") from None
                 raise errors.OutcomeUnknown(f"the agent no longer knows this command: {lost}") from None

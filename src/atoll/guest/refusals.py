@@ -22,6 +22,7 @@ _CLASSES: dict[str, type[errors.AtollError]] = {
     "cross_device": errors.FileError,
     "file_error": errors.FileError,
     "not_found": errors.NotFound,
+    "gone": errors.NotFound,
     "already_exists": errors.AlreadyExists,
     "exhausted": errors.Exhausted,
     "unsupported": errors.Unsupported,
