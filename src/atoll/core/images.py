@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -50,9 +50,21 @@ class StoredImages:
     def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
         kept = self._again(name, digest) if digest else None
         if kept is not None:
-            return chosen(kept, "the one it was made from")
+            return self._on_site(chosen(kept, "the one it was made from"))
         choice = self.obtain(name, program)
-        return chosen(choice.image, choice.why)
+        return self._on_site(chosen(choice.image, choice.why))
+
+    def _on_site(self, found: Chosen) -> Chosen:
+        """With this machine's name server and certificate authorities, which only the `host` image has in itself."""
+        from atoll.images import authorities, site
+
+        authority = self._settings.get("ca_file")
+        extra = Path(authority) if authority else None
+        env = {**authorities.environment(extra), **found.env}
+        if found.rootfs.usr:
+            return replace(found, env=env)
+        top = site.layer(self.store.root / "site", extra)
+        return replace(found, env=env, rootfs=replace(found.rootfs, lowers=(str(top), *found.rootfs.lowers)))
 
     def _again(self, name: str, digest: str) -> "Image | HostImage | None":
         """The very image a stopped sandbox was made from: its disk holds only what differs."""

@@ -44,16 +44,14 @@ class Ports:
         self._sandboxes = sandboxes
 
     @asynccontextmanager
-    async def connect(
-        self, who: Principal, ref: str, port: int, host: str = "127.0.0.1"
-    ) -> AsyncIterator[Tunnel]:
+    async def connect(self, who: Principal, ref: str, port: int, host: str = "127.0.0.1") -> AsyncIterator[Tunnel]:
         """A connection to a port inside; FailedPrecondition when nothing listens there."""
         if not 1 <= port <= 65535:
             raise errors.InvalidArgument("a port is a number from 1 to 65535")
         live = self._sandboxes.reach(who, ref)
         with live.use() as client:
-            where = {} if host == "127.0.0.1" else {"host": host}  # unsaid it is either loopback address
-            stream = await client.open("forward", (wire.STDOUT,), port=port, **where)
+            where = None if host == "127.0.0.1" else host  # unsaid it is either loopback address
+            stream = await client.open("forward", (wire.STDOUT,), port=port, host=where)
             try:
                 async for item in stream:
                     if item.kind == wire.EVENT:

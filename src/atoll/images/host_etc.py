@@ -12,17 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import ImageError, Unsupported
+from atoll.images.authorities import ADDED, BUNDLES, added, read_certificates
 
 _MAX_FILE_BYTES = 8 << 20
 _MAX_FILES = 20_000
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_BUNDLES = (
-    "etc/ssl/certs/ca-certificates.crt",
-    "etc/pki/tls/certs/ca-bundle.crt",
-    "etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "etc/ssl/ca-bundle.pem",
-    "etc/ssl/cert.pem",
-)
 _COPIED = (
     "alternatives", "bash.bashrc", "ca-certificates.conf", "crypto-policies", "debian_version", "fedora-release",
     "fonts", "gai.conf", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias",
@@ -31,7 +25,7 @@ _COPIED = (
     "ssl/openssl.cnf", "terminfo", "timezone", "pki/tls/openssl.cnf", "R", "mono/config",
 )  # fmt: skip
 _COPIED_PREFIXES = ("java-", "python3.")
-_HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
 # DNS is answered whatever address it is sent to, so this one serves every sandbox; without network it fails at once.
 RESOLV_CONF = "nameserver 100.96.0.1\noptions timeout:5 attempts:2\n"
 _NSSWITCH = (
@@ -83,7 +77,7 @@ def plan(root: Path, extra_ca: Path | None) -> EtcPlan:
     texts = {
         "passwd": _passwd(root / "etc/passwd"),
         "group": _group(root / "etc/group"),
-        "hosts": _HOSTS,
+        "hosts": HOSTS,
         "hostname": "sandbox\n",
         "nsswitch.conf": _NSSWITCH,
         "resolv.conf": RESOLV_CONF,
@@ -92,7 +86,9 @@ def plan(root: Path, extra_ca: Path | None) -> EtcPlan:
         f"{line.split(':', 1)[0]}:*:19000:0:99999:7:::\n" for line in texts["passwd"].splitlines()
     )
     if extra_ca is not None:
-        texts["extra-ca"] = _certificates(extra_ca)
+        texts["extra-ca"] = read_certificates(extra_ca)
+    if more := added(extra_ca, root):
+        texts[ADDED] = more
     for name, text in sorted(texts.items()):
         digest.update(f"{name}\0{text}\0".encode())
     return EtcPlan(root, tuple(copies), texts, digest.hexdigest())
@@ -108,13 +104,15 @@ def write(etc: EtcPlan, target: Path) -> None:
         except FileNotFoundError:
             pass  # removed since the plan was made
     extra = etc.texts.get("extra-ca", "")
-    for bundle in _BUNDLES:
+    for bundle in BUNDLES:
         _write_bundle(etc.root / bundle, target / Path(bundle).relative_to("etc"), extra)
     for name, text in etc.texts.items():
         if name != "extra-ca":
-            (target / name).unlink(missing_ok=True)
-            (target / name).write_text(text)
-            (target / name).chmod(0o644)
+            path = target / name.removeprefix("etc/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.write_text(text)
+            path.chmod(0o644)
     (target / "shadow").chmod(0o640)
     for directory, _, _ in os.walk(target):  # the daemon's umask is its own; inside, users other than root read these
         os.chmod(directory, 0o755)
@@ -165,16 +163,6 @@ def _write_bundle(source: Path, destination: Path, extra: str) -> None:
     destination.unlink(missing_ok=True)
     destination.write_bytes(content.rstrip(b"\n") + b"\n" + extra.encode())
     destination.chmod(0o644)
-
-
-def _certificates(path: Path) -> str:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImageError(f"cannot read the CA file {path}: {error}") from error
-    if "-----BEGIN CERTIFICATE-----" not in text:
-        raise ImageError(f"{path} holds no certificate in PEM form")
-    return text
 
 
 def _passwd(path: Path) -> str:

@@ -117,7 +117,7 @@ class ImageStore:
     def host_image(self, *, extra_ca: Path | None = None) -> HostImage:
         """The machine's own image, prepared again only when something it is made of has changed."""
         with file_lock(self.root / "host" / "lock"):
-            return build_host_image(self.root / "host", self._layers.flavour, extra_ca=extra_ca)
+            return build_host_image(self.root / "host", self._layers.flavour, extra_ca=extra_ca or self._ca_file)
 
     def find_host_image(self, digest: str) -> HostImage | None:
         """The very `host` image a stopped sandbox was made from, while it is kept."""
