@@ -330,19 +330,20 @@ class _Sending:
         except Exception as failure:
             self.failed = failure
             raise
+        yield pb.StreamRequest(end=True)
 
 
 async def _messages(call: Call, body: AsyncIterable[bytes] | None, failed: list[BaseException]) -> AsyncIterator[Any]:
     yield pb.StreamRequest(head=_request(call))
-    if body is None:
-        return
     try:
-        async for piece in body:
-            for start in range(0, len(piece), PIECE):
-                yield pb.StreamRequest(data=bytes(piece[start : start + PIECE]))
+        if body is not None:
+            async for piece in body:
+                for start in range(0, len(piece), PIECE):
+                    yield pb.StreamRequest(data=bytes(piece[start : start + PIECE]))
     except Exception as failure:
         failed.append(failure)
         raise
+    yield pb.StreamRequest(end=True)
 
 
 def _request(call: Call) -> Any:

@@ -61,14 +61,18 @@ class AtollService:
         if first is None or first.WhichOneof("part") != "head":
             raise InvalidArgument("the first message must be the head")
         scope = self._scope(who, first.head)
+        answered = False
         async with aclosing(_exchange(self._app, scope, _pieces(first.head.body, requests))) as messages:
             async for message in messages:
                 if message["type"] == "http.response.start":
+                    answered = True
                     yield pb.StreamResponse(head=_head(message))
                     continue
                 data = message.get("body", b"")
                 for start in range(0, len(data), PIECE):
                     yield pb.StreamResponse(data=data[start : start + PIECE])
+        if not answered:
+            raise InvalidArgument("the request was cut off before its end")
 
     async def Connect(self, who: Principal, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Bytes to and from a port inside; the end of the caller's messages is its half close."""
@@ -142,7 +146,10 @@ async def _exchange(
     async def receive() -> dict[str, Any]:
         nonlocal over
         if not over:
-            piece = await anext(body, None)
+            try:
+                piece = await anext(body, None)
+            except EOFError:
+                return {"type": "http.disconnect"}
             if piece is not None:
                 return {"type": "http.request", "body": piece, "more_body": True}
             over = True
@@ -178,12 +185,17 @@ async def _once(body: bytes) -> AsyncIterator[bytes]:
 
 
 async def _pieces(first: bytes, requests: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    """The body. gRPC shows a caller that is gone as the plain end of its messages, so only `end` is the end."""
     if first:
         yield first
     async for message in requests:
-        if message.WhichOneof("part") != "data":
-            raise InvalidArgument("only the first message may be a head")
+        part = message.WhichOneof("part")
+        if part == "end":
+            return
+        if part != "data":
+            raise InvalidArgument("after the head there is only data, then the end")
         yield message.data
+    raise EOFError("the body was cut off")
 
 
 def _head(message: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61toll/v1/atoll.proto\x12\x08\x61toll.v1\"%\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"^\n\x0b\x43\x61llRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12!\n\x07headers\x18\x03 \x03(\x0b\x32\x10.atoll.v1.Header\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"O\n\x0c\x43\x61llResponse\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12!\n\x07headers\x18\x02 \x03(\x0b\x32\x10.atoll.v1.Header\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"N\n\rStreamRequest\x12%\n\x04head\x18\x01 \x01(\x0b\x32\x15.atoll.v1.CallRequestH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"P\n\x0eStreamResponse\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x16.atoll.v1.CallResponseH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"=\n\x0e\x43onnectRequest\x12\x0f\n\x07sandbox\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1f\n\x0f\x43onnectResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xca\x01\n\x0c\x41tollService\x12\x35\n\x04\x43\x61ll\x12\x15.atoll.v1.CallRequest\x1a\x16.atoll.v1.CallResponse\x12?\n\x06Stream\x12\x17.atoll.v1.StreamRequest\x1a\x18.atoll.v1.StreamResponse(\x01\x30\x01\x12\x42\n\x07\x43onnect\x12\x18.atoll.v1.ConnectRequest\x1a\x19.atoll.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x61toll/v1/atoll.proto\x12\x08\x61toll.v1\"%\n\x06Header\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"^\n\x0b\x43\x61llRequest\x12\x0e\n\x06method\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12!\n\x07headers\x18\x03 \x03(\x0b\x32\x10.atoll.v1.Header\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\"O\n\x0c\x43\x61llResponse\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12!\n\x07headers\x18\x02 \x03(\x0b\x32\x10.atoll.v1.Header\x12\x0c\n\x04\x62ody\x18\x03 \x01(\x0c\"]\n\rStreamRequest\x12%\n\x04head\x18\x01 \x01(\x0b\x32\x15.atoll.v1.CallRequestH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x12\r\n\x03\x65nd\x18\x03 \x01(\x08H\x00\x42\x06\n\x04part\"P\n\x0eStreamResponse\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x16.atoll.v1.CallResponseH\x00\x12\x0e\n\x04\x64\x61ta\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"=\n\x0e\x43onnectRequest\x12\x0f\n\x07sandbox\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x1f\n\x0f\x43onnectResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x32\xca\x01\n\x0c\x41tollService\x12\x35\n\x04\x43\x61ll\x12\x15.atoll.v1.CallRequest\x1a\x16.atoll.v1.CallResponse\x12?\n\x06Stream\x12\x17.atoll.v1.StreamRequest\x1a\x18.atoll.v1.StreamResponse(\x01\x30\x01\x12\x42\n\x07\x43onnect\x12\x18.atoll.v1.ConnectRequest\x1a\x19.atoll.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,13 +38,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CALLRESPONSE']._serialized_start=169
   _globals['_CALLRESPONSE']._serialized_end=248
   _globals['_STREAMREQUEST']._serialized_start=250
-  _globals['_STREAMREQUEST']._serialized_end=328
-  _globals['_STREAMRESPONSE']._serialized_start=330
-  _globals['_STREAMRESPONSE']._serialized_end=410
-  _globals['_CONNECTREQUEST']._serialized_start=412
-  _globals['_CONNECTREQUEST']._serialized_end=473
-  _globals['_CONNECTRESPONSE']._serialized_start=475
-  _globals['_CONNECTRESPONSE']._serialized_end=506
-  _globals['_ATOLLSERVICE']._serialized_start=509
-  _globals['_ATOLLSERVICE']._serialized_end=711
+  _globals['_STREAMREQUEST']._serialized_end=343
+  _globals['_STREAMRESPONSE']._serialized_start=345
+  _globals['_STREAMRESPONSE']._serialized_end=425
+  _globals['_CONNECTREQUEST']._serialized_start=427
+  _globals['_CONNECTREQUEST']._serialized_end=488
+  _globals['_CONNECTRESPONSE']._serialized_start=490
+  _globals['_CONNECTRESPONSE']._serialized_end=521
+  _globals['_ATOLLSERVICE']._serialized_start=524
+  _globals['_ATOLLSERVICE']._serialized_end=726
 # @@protoc_insertion_point(module_scope)

@@ -37,12 +37,14 @@ class CallResponse(_message.Message):
     def __init__(self, status: _Optional[int] = ..., headers: _Optional[_Iterable[_Union[Header, _Mapping]]] = ..., body: _Optional[bytes] = ...) -> None: ...
 
 class StreamRequest(_message.Message):
-    __slots__ = ("head", "data")
+    __slots__ = ("head", "data", "end")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     head: CallRequest
     data: bytes
-    def __init__(self, head: _Optional[_Union[CallRequest, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+    end: bool
+    def __init__(self, head: _Optional[_Union[CallRequest, _Mapping]] = ..., data: _Optional[bytes] = ..., end: _Optional[bool] = ...) -> None: ...
 
 class StreamResponse(_message.Message):
     __slots__ = ("head", "data")

@@ -63,7 +63,8 @@ class AtollServiceServicer:
 
     def Stream(self, request_iterator, context):
         """The same with bodies of any length both ways, in pieces: uploads, downloads, frame streams of commands and watches.
-        The first message of each side is the head, all others are data. Cancelling ends what the call was doing, as closing a
+        The first message of each side is the head, all others are data. The caller's last message is `end`: requests that stop
+        without it were cut off, and nothing is done with half a body. Cancelling ends what the call was doing, as closing a
         connection does for REST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

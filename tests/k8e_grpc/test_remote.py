@@ -1,0 +1,215 @@
+"""atoll.v1: every REST verb over gRPC, through the link a remote `Sandbox` uses."""
+
+import asyncio
+import os
+import secrets
+
+import grpc
+import pytest
+import uvloop
+
+from atoll import errors
+from atoll.client import calls
+from atoll.client.async_sandbox import AsyncSandbox
+from atoll.client.remote import AsyncRemoteLink, RemoteLink
+from atoll.client.results import Output, Started
+from atoll.client.sandbox import Sandbox
+from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
+from atoll.gateway.pb.atoll.v1 import atoll_pb2_grpc
+
+
+@pytest.fixture
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return uvloop.EventLoopPolicy()
+
+
+@pytest.fixture(scope="module")
+def key(gateway):
+    return gateway.key(f"remote-{secrets.token_hex(4)}").secret
+
+
+@pytest.fixture(scope="module")
+def link(gateway, key):
+    made = RemoteLink(gateway.endpoint, api_key=key, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def ref(link):
+    made = link.call(calls.create({"limits": {"memory_mb": 256}}))
+    assert made["owner"].startswith("key:remote-")
+    yield made["id"]
+    link.call(calls.destroy(made["id"]))
+
+
+def test_call_and_typed_errors(link, ref) -> None:
+    done = link.call(calls.start(ref, ["sh", "-c", "echo out; echo err >&2; exit 3"]))
+    assert (done["stdout"], done["stderr"], done["exit_code"]) == ("out\n", "err\n", 3)
+    with pytest.raises(errors.NotFound):
+        link.call(calls.info("no-such"))
+    with pytest.raises(errors.FileNotFound):
+        link.call(calls.file_operation(ref, "stat", {"path": "/none"}))
+    with pytest.raises(errors.InvalidArgument):
+        link.call(calls.create({"unknown": 1}))
+
+
+def test_frame_stream_and_leaving_it(link, ref) -> None:
+    values = list(link.open(calls.start(ref, "echo a; echo b >&2; exit 4", frames=True)).frames())
+    assert isinstance(values[0], Started)
+    assert {(v.stream, v.data) for v in values if isinstance(v, Output)} == {("stdout", b"a\n"), ("stderr", b"b\n")}
+    assert values[-1]["exit_code"] == 4
+    exchange = link.open(calls.start(ref, "echo go; exec sleep 6543", frames=True, timeout=600))
+    frames = exchange.frames()
+    assert isinstance(next(frames), Started)
+    next(frames)
+    frames.close()
+    for _ in range(300):
+        listed = link.call(calls.get(calls.sandbox_path(ref, "processes")))["processes"]
+        if not any("6543" in str(p["cmdline"]) for p in listed):
+            break
+        threading_wait()
+    else:
+        raise AssertionError("the command lives on")
+
+
+def threading_wait() -> None:
+    import threading
+
+    threading.Event().wait(0.1)
+
+
+def test_bodies_of_any_length_both_ways(link, ref) -> None:
+    """Twice the size of the largest message."""
+    piece = os.urandom(1 << 20)
+    answer = link.open(calls.write_file(ref, "/workspace/big", None), (piece for _ in range(130))).json()
+    assert answer["bytes"] == 130 << 20
+    exchange = link.open(calls.read_file(ref, "/workspace/big"))
+    assert exchange.head.status == 200
+    size, first = 0, b""
+    while data := exchange.read():
+        first = first or data
+        size += len(data)
+    assert size == 130 << 20
+    assert piece.startswith(first)
+    link.call(calls.file_operation(ref, "remove", {"path": "/workspace/big"}))
+
+
+def test_a_body_that_fails_is_the_callers_own_error(link, ref) -> None:
+    def broken():
+        yield b"x" * 1000
+        raise OSError("disk on fire")
+
+    with pytest.raises(OSError, match="on fire"):
+        link.open(calls.write_file(ref, "/workspace/half", None), broken())
+    with pytest.raises(errors.FileNotFound):
+        link.open(calls.read_file(ref, "/workspace/half")).raise_for_status()
+
+
+def test_ports(link, ref) -> None:
+    link.call(calls.start(ref, ["python3", "-c", "import socket\ns=socket.create_server(('127.0.0.1',7070))\nc=s.accept()[0]\n"
+                                "while d:=c.recv(9999): c.sendall(d.upper())"], background=True, timeout=None))  # fmt: skip
+    for _ in range(300):
+        try:
+            tunnel = link.connect(ref, 7070)
+            break
+        except errors.FailedPrecondition:
+            threading_wait()
+    with tunnel:
+        tunnel.send(b"hello")
+        assert tunnel.recv() == b"HELLO"
+        tunnel.send_eof()
+        assert tunnel.recv() == b""
+    with pytest.raises(errors.AtollError):
+        link.connect(ref, 7071)
+    with pytest.raises(errors.NotFound):
+        link.connect("no-such", 80)
+
+
+def test_sandbox_over_a_remote_link(gateway, key) -> None:
+    sandbox = Sandbox()
+    sandbox._link = RemoteLink(gateway.endpoint, api_key=key, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
+    with sandbox:
+        assert sandbox.run("print(6 * 7)", language="python").stdout == "42\n"
+        sandbox.files.write("/workspace/a.bin", b"\0\xff")
+        assert sandbox.files.read("/workspace/a.bin") == b"\0\xff"
+
+
+async def test_async_sandbox_over_a_remote_link(gateway, key) -> None:
+    sandbox = AsyncSandbox()
+    sandbox._link = AsyncRemoteLink(gateway.endpoint, api_key=key, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
+    async with sandbox:
+        assert (await sandbox.run("echo hi", language="bash")).stdout == "hi\n"
+        await sandbox.files.write("/workspace/a.bin", b"\0\xff")
+        assert await sandbox.files.read("/workspace/a.bin") == b"\0\xff"
+
+
+def test_others_see_nothing(gateway, ref) -> None:
+    other = gateway.key(f"other-{secrets.token_hex(4)}").secret
+    link = RemoteLink(gateway.endpoint, api_key=other, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
+    assert link.call(calls.list_sandboxes("all"))["sandboxes"] == []
+    for call in (calls.info(ref), calls.destroy(ref), calls.start(ref, "true"), calls.read_file(ref, "/etc/passwd")):
+        with pytest.raises(errors.NotFound):
+            link.call(call)
+    with pytest.raises(errors.NotFound):
+        link.connect(ref, 80)
+    with pytest.raises(errors.PermissionDenied):
+        link.call(calls.post("/v1/daemon/stop", {"force": True}))
+    with pytest.raises(errors.PermissionDenied):
+        link.call(calls.create({"mounts": [{"source": "/etc", "target": "/mnt"}]}))
+    link.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"method": "GET"}, {"method": "BREW", "target": "/v1/health"}, {"method": "GET", "target": "v1/health"},
+     {"method": "GET", "target": "/v1/\r\nhost: x"}, {"method": "GET", "target": "/other"}, {"method": "GET", "target": "/v1/é"},
+     {"method": "GET", "target": "/v1/" + "x" * 70_000},
+     {"method": "GET", "target": "/v1/health", "headers": [pb.Header(name="authorization", value="Bearer x")]},
+     {"method": "GET", "target": "/v1/health", "headers": [pb.Header(name="x-atoll-tenant", value="x")]}],
+    ids=lambda fields: str(fields)[:60],
+)  # fmt: skip
+def test_hostile_requests(gateway, request_) -> None:
+    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
+    for call in (
+        lambda: stub.Call(pb.CallRequest(**request_), timeout=60),
+        lambda: list(stub.Stream(iter([pb.StreamRequest(head=pb.CallRequest(**request_))]), timeout=60)),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            call()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_streams_out_of_order(gateway, ref) -> None:
+    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
+    head = pb.StreamRequest(head=pb.CallRequest(method="POST", target="/v1/sandboxes"))
+    for messages in ([], [pb.StreamRequest(data=b"x")], [pb.StreamRequest(end=True)]):
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stub.Stream(iter(messages), timeout=60))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    answers = list(stub.Stream(iter([head, head]), timeout=60))
+    assert answers[0].head.status == 400
+
+
+def test_half_a_body_is_never_taken_for_the_whole(gateway, link, key, ref) -> None:
+    """A caller that vanishes, or ends its messages without saying so, leaves the old file as it was."""
+    link.open(calls.write_file(ref, "/workspace/whole", b"old")).json()
+    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
+    target = calls.write_file(ref, "/workspace/whole", None).target
+    head = pb.StreamRequest(head=pb.CallRequest(method="PUT", target=target))
+    auth = (("authorization", f"Bearer {key}"),)
+    answers = stub.Stream(iter([head, pb.StreamRequest(data=b"new")]), timeout=60, metadata=auth)
+    with pytest.raises(grpc.RpcError):
+        raise AssertionError(list(answers))
+    assert link.open(calls.read_file(ref, "/workspace/whole")).body() == b"old"
+
+
+def test_rates_count_by_method(gateway) -> None:
+    made = gateway.key(f"slow-{secrets.token_hex(4)}", quotas={"write_burst": 1, "write_rate": 0.001})
+    link = RemoteLink(gateway.endpoint, api_key=made.secret, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
+    with pytest.raises(errors.InvalidArgument):
+        link.call(calls.create({"nope": 1}))
+    with pytest.raises(errors.RateLimited):
+        link.call(calls.create({"nope": 1}))
+    assert link.call(calls.list_sandboxes())["sandboxes"] == []
+    link.close()
