@@ -105,7 +105,7 @@ class Files:
             return clean(await client.upload(op, source, path=checked, **options))
 
     async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
-        """Changes below a path until the caller goes away."""
+        """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""
         checked = _path(path)
         live = self._sandboxes.reach(who, ref)
         with live.use() as client:
@@ -119,6 +119,8 @@ class Files:
                         yield {"changes": [clean(change) for change in changes if isinstance(change, dict)]}
                     elif item.event.get("overflow") is True:
                         yield {"overflow": True}
+                    elif item.event.get("ready") is True:
+                        yield {"watching": True}
             except ConnectionLost as lost:
                 raise client.over or errors.Unavailable(f"the watch was cut: {lost}") from None
             finally:

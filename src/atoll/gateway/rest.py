@@ -414,15 +414,8 @@ async def tar_in(rest: Rest, exchange: Exchange) -> None:
 @route("GET", f"{SANDBOX}/watch", "Changes below a path as a frame stream", query=("path", "recursive"))
 async def watch(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "recursive")
-
-    async def changes() -> AsyncIterator[frames.Item]:
-        yield {"watching": True}
-        async for change in rest.core.files.watch(
-            exchange.who, exchange.ref, _path(query), flag(query, "recursive", True)
-        ):
-            yield change
-
-    await frames.send(exchange, changes())
+    recursive = flag(query, "recursive", True)
+    await frames.send(exchange, rest.core.files.watch(exchange.who, exchange.ref, _path(query), recursive))
 
 
 def _path(query: dict[str, str]) -> str:
