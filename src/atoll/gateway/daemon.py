@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -167,6 +168,15 @@ def start_log(home: Path, level: str) -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
+def allow_many_files() -> None:
+    """Each sandbox takes a few descriptors; the usual soft limit would be reached by some hundred of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays as it is: %s", error)
+
+
 def local_backend(home: Path) -> Backend:
     from atoll.backends.local import LocalBackend
 
@@ -209,6 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
         prepare_home(home)
         lock = take_lock(home)
         start_log(home, config.load(home).daemon.log_level)
+        allow_many_files()
         uvloop.run(serve(home, grpc))
         lock.close()
     except errors.AtollError as error:
