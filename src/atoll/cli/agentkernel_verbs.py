@@ -42,6 +42,15 @@ RUN = Verb(
     passes=1,
 )  # fmt: skip
 
+SERVE = (
+    Flag("agentkernel", "", "agentkernel's HTTP interface instead, on 127.0.0.1:18888, until interrupted"),
+    Flag("host", "ADDRESS", "listen there (default: 127.0.0.1; any other needs AGENTKERNEL_API_KEY)", short="H"),
+    Flag("port", "N", "the port (default: 18888; 0: a free one)", kind="int", short="p"),
+    Flag("allow-host-access", "", "callers may ask for permissive and for every public host"),
+    Flag("legacy-exit-errors", "", "a command that fails is answered with status 500, as old clients expect"),
+    CONFIG,
+)
+
 _LIFE = {
     "start": "Start a stopped sandbox.",
     "stop": "End its processes and keep its files.",

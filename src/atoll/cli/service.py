@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 STOP_DEADLINE = 120.0
 
 
-def serve(_: Arguments) -> int:
+def serve(arguments: Arguments) -> int:
     """Become the daemon."""
+    if arguments.agentkernel or os.path.basename(sys.argv[0]) == "agentkernel":
+        from .agentkernel.serve import serve as serve_agentkernel
+
+        return serve_agentkernel(arguments)
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
     say(f"serving {spawn.socket_path(home)}; messages go to {home}/daemon.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .agentkernel_verbs import CREATE as NAMED
+from .agentkernel_verbs import SERVE
 from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .grammar import Flag, Verb
 
@@ -168,7 +169,7 @@ OWN = (
         (),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),
     ),
-    Verb("serve", "service:serve", "", "The daemon in the foreground."),
+    Verb("serve", "service:serve", "", "The daemon in the foreground.", SERVE),
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
     Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),

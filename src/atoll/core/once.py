@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll.once")
 
 KEPT_S = 3600.0
+IDLE_S = 300.0  # for one whose daemon was killed: nothing else would end it
 UNKEPT_S = 24 * 3600.0 + 600.0  # the longest timeout of a command and some; a backstop, nothing waits for it
 
 Item = Started | Chunk | ExecResult | dict[str, Any]
@@ -85,6 +86,8 @@ class Once:
             changes["name"] = ("run-" if request.keep else "ephemeral-") + secrets.token_hex(4)
         if spec.lifetime_s is None:
             changes["lifetime_s"] = KEPT_S if request.keep else UNKEPT_S
+        if spec.idle_timeout_s is None and not request.keep:
+            changes["idle_timeout_s"] = IDLE_S
         if spec.hosts is None and spec.mode is None:
             changes["hosts"] = ["*"] if request.any_host else list(presets.run_hosts())
         return msgspec.structs.replace(spec, **changes)
