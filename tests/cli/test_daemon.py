@@ -103,7 +103,7 @@ def test_the_daemon_is_not_our_child_and_keeps_nothing_of_ours(fresh: Cli) -> No
     assert process.wait(WAIT) == 0
     pid = fresh.ok("daemon", "status", "--json")["pid"]
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    assert int(fields[3]) == int(fields[3]) and int(fields[1]) != os.getpid()  # not a child of ours
+    assert int(fields[3]) == pid  # a session of its own; who its parent is depends on the nearest subreaper
     assert os.readlink(f"/proc/{pid}/cwd") == "/"
 
 

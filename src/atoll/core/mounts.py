@@ -16,6 +16,9 @@ from atoll.model import CreateSandbox
 GUARDED = (
     ".git/hooks", ".git/config", ".claude", ".codex", ".gemini", ".mcp.json", ".vscode", "agentkernel.toml", "atoll.toml",
 )  # fmt: skip
+# The machine itself: no request may name these, nor anything below the last five.
+MACHINE = ("/", "/etc", "/home", "/usr", "/var", "/boot", "/dev", "/proc", "/run", "/sys")
+BELOW = MACHINE[5:]
 # Below a user's home: keys and state of atoll under any of its names.
 STATE = (".atoll", ".k8e", ".agentkernel", ".local/share/agentkernel")
 
@@ -30,6 +33,12 @@ def host_mounts(home: Path, who: Principal, spec: CreateSandbox) -> tuple[Mount,
             raise errors.InvalidArgument(f"mount source {wanted.source!r:.200} does not exist")
         if os.path.commonpath((state, source)) == state:
             raise errors.PermissionDenied(f"{wanted.source!r:.200} holds atoll's own state and cannot be mounted")
+        if source in MACHINE or source.startswith(tuple(f"{place}/" for place in BELOW)):
+            raise errors.PermissionDenied(
+                f"{wanted.source!r:.200} is part of the machine itself and cannot be mounted", hint="name a directory inside it"
+            )
+        if not os.path.isdir(source) and not os.path.isfile(source):
+            raise errors.PermissionDenied(f"{wanted.source!r:.200} is neither a directory nor a file")
         mounts.append(Mount(source, wanted.target, wanted.read_only, who.uid, who.gid))
         mounts += _masks(home, state, source, wanted.target, who)
         if not wanted.read_only and os.path.isdir(source):
