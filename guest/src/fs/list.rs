@@ -56,6 +56,7 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let recursive = req.opt_bool("recursive", false)?;
     let depth = if recursive { req.opt_u64("depth")?.unwrap_or(u64::MAX) } else { req.opt_u64("depth")?.unwrap_or(1) };
     let since = req.opt_f64("since")?;
+    let changed_since = req.opt_f64("changed_since")?;
     let limit = req.opt_u64("limit")?.unwrap_or(u64::MAX);
     let files_only = req.opt_bool("files_only", false)?;
     let follow = req.opt_bool("follow", false)?;
@@ -74,8 +75,9 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
         // An entry that vanished since its directory was read is no error.
         let Ok(stat) = walk.stat() else { continue };
         let kind = node::kind(&stat);
-        let wanted =
-            since.is_none_or(|since| node::mtime(&stat) >= since) && !(files_only && kind == FileType::Directory);
+        let wanted = since.is_none_or(|since| node::mtime(&stat) >= since)
+            && changed_since.is_none_or(|since| node::ctime(&stat) >= since)
+            && !(files_only && kind == FileType::Directory);
         if wanted {
             let full = node::join(root_path, walk.path());
             if count >= limit || full.len() > BATCH_BYTES {

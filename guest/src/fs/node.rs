@@ -68,6 +68,11 @@ pub fn mtime(stat: &Stat) -> f64 {
     stat.st_mtime as f64 + stat.st_mtime_nsec as f64 / 1e9
 }
 
+/// When content, mode, owner or names last changed; nothing inside can set it back.
+pub fn ctime(stat: &Stat) -> f64 {
+    stat.st_ctime as f64 + stat.st_ctime_nsec as f64 / 1e9
+}
+
 pub fn permissions(stat: &Stat) -> u32 {
     stat.st_mode & 0o7777
 }
@@ -82,6 +87,7 @@ pub fn describe(stat: &Stat, name: &[u8], target: Option<&[u8]>) -> Vec<(Value, 
         (Value::from("uid"), Value::from(stat.st_uid)),
         (Value::from("gid"), Value::from(stat.st_gid)),
         (Value::from("mtime"), Value::from(mtime(stat))),
+        (Value::from("ctime"), Value::from(ctime(stat))),
         (Value::from("ino"), Value::from(stat.st_ino)),
         (Value::from("nlink"), Value::from(stat.st_nlink)),
     ];
