@@ -116,6 +116,7 @@ async def house(tmp_path: Path):
     await made.open()
     yield made
     await made.running.close(0)
+    made.keys.close()
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:

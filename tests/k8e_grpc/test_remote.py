@@ -153,8 +153,20 @@ def test_others_see_nothing(gateway, ref) -> None:
             link.call(call)
     with pytest.raises(errors.NotFound):
         link.connect(ref, 80)
-    with pytest.raises(errors.PermissionDenied):
-        link.call(calls.post("/v1/daemon/stop", {"force": True}))
+    for path in (
+        "/v1/daemon/stop",
+        "/v1/%64aemon/stop",
+        "/v1//daemon/stop",
+        "/v1/./daemon/stop",
+        "/v1/images/pull",
+        "/v1/config",
+    ):
+        with pytest.raises(errors.PermissionDenied):
+            link.call(calls.post(path, {"force": True}))
+    with pytest.raises(errors.NotFound):
+        link.call(calls.post("/v1/sandboxes/../daemon/stop", {"force": True}))
+    with pytest.raises(errors.NotFound):
+        link.call(calls.post("/v1/sandboxes/..%2fdaemon/stop", {}))
     with pytest.raises(errors.PermissionDenied):
         link.call(calls.create({"mounts": [{"source": "/etc", "target": "/mnt"}]}))
     link.close()

@@ -10,6 +10,7 @@ from atoll.core.files import Files
 from atoll.core.history import History
 from atoll.core.hosts import Hosts
 from atoll.core.images import Images
+from atoll.core.keys import Keys
 from atoll.core.network import Loopback, Network
 from atoll.core.once import Once
 from atoll.core.ports import Ports
@@ -31,6 +32,7 @@ class Core:
         self.images = images
         self.network: Network = network or Loopback()
         self.store = Store(home / "atoll.db")
+        self.keys = Keys(home / "atoll.db")
         self.history = History(self.store, home / "transcripts")
         self.sandboxes = Sandboxes(self.store, backend, images, self.network, self.history, config, home)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs")
@@ -57,4 +59,5 @@ class Core:
         await self.network.close(keep=connected)
         await self.backend.close()
         self.history.close()
+        self.keys.close()
         self.store.close()

@@ -467,4 +467,4 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
 
 
 # Routes of their own modules, here for their entries in the table
-from atoll.gateway import rest_images, rest_network  # noqa: E402, F401
+from atoll.gateway import rest_images, rest_keys, rest_network  # noqa: E402, F401

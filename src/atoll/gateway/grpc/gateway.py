@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from ...core import Core
 from ...core.credentials import Doorkeeper
-from ...core.keys import Keys
 from ...errors import InvalidArgument
 from .doors import Doors
 
@@ -91,7 +90,6 @@ class Gateway:
         if self._server is not None:
             await self._server.stop(grace)
         await self.doors.close()
-        self.keeper.keys.close()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         self.hide()
         self._noted.unlink(missing_ok=True)
@@ -133,7 +131,7 @@ async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str
         server = await asyncio.to_thread(_load_server)
         return await server.start(doors, server.services(core, app, keeper, authority), keeper)
 
-    gateway = Gateway(core.home, Doorkeeper(Keys(core.home / "atoll.db"), authority), authority, starter)
+    gateway = Gateway(core.home, Doorkeeper(core.keys, authority), authority, starter)
     try:
         if addresses:
             await gateway.open_tcp(addresses)
