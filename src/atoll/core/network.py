@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -125,20 +126,48 @@ class Loopback:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The operator's `[egress]` table: private networks that are open for named hosts, and name servers to ask instead
+    of the machine's. What is wrong with it stops the daemon."""
+
+    private: Mapping[str, list[str]]
+    servers: tuple[tuple[str, int], ...]
+
+    @staticmethod
+    def of(table: Mapping[str, Any], defaults: Iterable[str]) -> "Settings":
+        for key in table:
+            if key not in ("private", "servers"):
+                raise errors.InvalidArgument(
+                    f"config.toml: unknown key `egress.{key}`", hint="known are `egress.private` and `egress.servers`"
+                )
+        private, servers = table.get("private", {}), table.get("servers", [])
+        if not isinstance(private, dict) or not isinstance(servers, list):
+            raise errors.InvalidArgument("config.toml: `egress.private` is a table and `egress.servers` a list")
+        try:
+            found = tuple((str(ipaddress.ip_address(server)), 53) for server in servers)
+        except ValueError as error:
+            raise errors.InvalidArgument(f"config.toml: egress.servers: {error}") from None
+        EgressPolicy.of(defaults, private=private)
+        return Settings({str(host): [str(net) for net in nets] for host, nets in private.items()}, found)
+
+
 class Broker:
     """Egress of one daemon. Starting it takes a moment, so it starts beside everything else and is waited for when needed."""
 
     def __init__(self, home: Path, defaults: Iterable[str] | None = None, settings: Mapping[str, Any] | None = None):
         self._directory = home / "egress"
         self._defaults = tuple(default_hosts() if defaults is None else defaults)
-        self._private: dict[str, list[str]] = check_settings(settings or {}, self._defaults)
+        self._settings = Settings.of(settings or {}, self._defaults)
         self._starting: asyncio.Task[Egress] | None = None
         self.on_blocked: OnBlocked = lambda event: None
         self.on_traffic: OnTraffic = lambda sandbox, counters: None
 
     async def start(self) -> None:
         uid = BROKER_UID if os.geteuid() == 0 else None
-        self._starting = asyncio.create_task(Egress.start(self._directory, uid, lambda event: self.on_blocked(event)))
+        self._starting = asyncio.create_task(
+            Egress.start(self._directory, uid, lambda event: self.on_blocked(event), servers=self._settings.servers)
+        )
         self._starting.add_done_callback(_report)
 
     async def _egress(self) -> Egress:
@@ -147,7 +176,7 @@ class Broker:
 
     async def policy(self, spec: CreateSandbox) -> Policy:
         """A list that was asked for and cannot be enforced is an error; the default one is then no network at all."""
-        made = new_policy(spec, self._defaults, self._private)
+        made = new_policy(spec, self._defaults, self._settings.private)
         if made["network"] == "none":
             return made
         try:
@@ -242,18 +271,6 @@ class Broker:
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return None
         return task.result()
-
-
-def check_settings(settings: Mapping[str, Any], defaults: Iterable[str]) -> dict[str, list[str]]:
-    """The operator's `[egress]` table: `private` opens private networks for named hosts. Wrong ones stop the daemon."""
-    for key in settings:
-        if key != "private":
-            raise errors.InvalidArgument(f"config.toml: unknown key `egress.{key}`", hint="known is `egress.private`")
-    private = settings.get("private", {})
-    if not isinstance(private, dict):
-        raise errors.InvalidArgument("config.toml: `egress.private` is a table of hosts and their networks")
-    EgressPolicy.of(defaults, private=private)
-    return {str(host): [str(network) for network in networks] for host, networks in private.items()}
 
 
 def _netns(pid: int | None) -> int | None:
