@@ -46,6 +46,18 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
     Ok(())
 }
 
+/// For an engine without rights on the host: its bundle and its state, in our own tmpfs, where only this sandbox's engine looks.
+pub fn write_bundle(config: &str, base: u32) -> Result<()> {
+    for name in [c"bundle", c"state"] {
+        sys::mkdir(libc::AT_FDCWD, name, 0o700, "bundle")?;
+    }
+    std::fs::write("bundle/config.json", config).map_err(|e| Failure::new("bundle", e.to_string()))?;
+    for name in [c"bundle/config.json", c"bundle", c"state"] {
+        sys::chown(libc::AT_FDCWD, name, base, "bundle")?;
+    }
+    Ok(())
+}
+
 /// A tmpfs to work in. It is traversable by all: the engine's init walks through it with the sandbox's own id.
 fn stage(path: &str) -> Result<()> {
     let path = sys::c(path)?;

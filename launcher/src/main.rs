@@ -19,8 +19,9 @@ use failure::{Failure, Result};
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Where the engine finds what it inherits. Only `LISTEN` is passed on into the sandbox (`--preserve-fds 1`).
-const LISTEN: i32 = 3;
+/// Where the engine finds what it inherits. `HANDED` is the agent's listening socket, the only one passed on into the sandbox
+/// (`--preserve-fds 1`); for an engine inside the sandbox's namespaces it is the file to write the process id to.
+const HANDED: i32 = 3;
 const USER_NS: i32 = 4;
 const NET_NS: i32 = 5;
 
@@ -46,6 +47,15 @@ fn run() -> Result<()> {
     let Some((text, fds)) = channel::receive()? else { return Ok(()) };
     let order = order::parse(&text)?;
     layout::build(&order, base, &spaces.user, &fds)?;
+    for group in &order.groups {
+        std::fs::write(group, "0").map_err(|e| Failure::new("group", format!("{group}: {e}")))?;
+    }
+    if let Some(config) = &order.inside {
+        layout::write_bundle(config, base)?;
+        namespaces::enter(&spaces)?;
+        mounts::private_namespace()?; // one that the sandbox's root owns, else the engine could not mount in it
+        mounts::chdir(&sys::c(&order.stage)?)?;
+    }
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
     channel::send("{\"mounted\":true}", None);
     become_engine(&order, spaces, fds)
@@ -60,17 +70,21 @@ fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: Vec<Owne
     let argv = order.argv.iter().map(|a| CString::new(a.as_bytes())).collect::<std::result::Result<Vec<_>, _>>();
     let argv = argv.map_err(|_| Failure::new("engine", "NUL in the engine's arguments".into()))?;
     let env: Vec<CString> = order.env.iter().filter_map(|e| CString::new(e.as_bytes()).ok()).collect();
-    let [boot, log, listen, ..] = fds.as_slice() else {
-        return Err(Failure::new("order", "boot, log and listening descriptors are missing".into()));
+    let [boot, log, handed, ..] = fds.as_slice() else {
+        return Err(Failure::new("order", "descriptors for the engine are missing".into()));
     };
     // Everything we hold is above 16 (see `sys::lift`), so none of these dup2 calls overwrites another's source.
     sys::place(boot.as_raw_fd(), 0)?;
     sys::place(log.as_raw_fd(), 1)?;
     sys::place(log.as_raw_fd(), 2)?;
-    sys::place(listen.as_raw_fd(), LISTEN)?;
-    sys::place(spaces.user.as_raw_fd(), USER_NS)?;
-    sys::place(spaces.net.as_raw_fd(), NET_NS)?;
-    sys::close_from(NET_NS + 1)?;
+    sys::place(handed.as_raw_fd(), HANDED)?;
+    if order.inside.is_none() {
+        sys::place(spaces.user.as_raw_fd(), USER_NS)?;
+        sys::place(spaces.net.as_raw_fd(), NET_NS)?;
+        sys::close_from(NET_NS + 1)?;
+    } else {
+        sys::close_from(HANDED + 1)?;
+    }
     std::mem::forget((spaces, fds));
     let error = sys::exec(&argv, &env);
     // The channel is gone by now: the log is where this is read.

@@ -6,7 +6,7 @@
 use crate::failure::{Failure, Result};
 use crate::sys;
 use std::io::{Read, Write};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 pub struct Spaces {
     pub user: OwnedFd,
@@ -31,6 +31,20 @@ pub fn translation(uid: u32, gid: u32, base: u32) -> Result<OwnedFd> {
     };
     let made = held(unshare, &format!("{uid} {base} 1\n"), &format!("{gid} {base} 1\n"), &["user"])?;
     made.into_iter().next().ok_or_else(|| Failure::new("namespaces", "none was made".into()))
+}
+
+/// Become root of the sandbox's own namespaces, and thereby nobody outside of them.
+pub fn enter(spaces: &Spaces) -> Result<()> {
+    let step = "namespaces";
+    // SAFETY: plain calls on this single-threaded process.
+    unsafe {
+        for (space, kind) in [(&spaces.net, libc::CLONE_NEWNET), (&spaces.user, libc::CLONE_NEWUSER)] {
+            sys::check(libc::setns(space.as_raw_fd(), kind).into(), step, "setns")?;
+        }
+        sys::check(libc::setgroups(0, std::ptr::null()).into(), step, "setgroups")?;
+        sys::check(libc::setresgid(0, 0, 0).into(), step, "setresgid")?;
+        sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid").map(|_| ())
+    }
 }
 
 /// Fork a holder which makes namespaces; once they are mapped and we have them by descriptor it is no longer needed.
@@ -130,7 +144,7 @@ fn loopback_up() -> Result<()> {
         request.ifr_name[0] = b'l' as _;
         request.ifr_name[1] = b'o' as _;
         request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as _;
-        let done = libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), libc::SIOCSIFFLAGS as _, &request);
+        let done = libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &request);
         sys::check(done.into(), "namespaces", "loopback up").map(|_| ())
     }
 }

@@ -13,6 +13,10 @@ pub struct Start {
     /// Directories that must be there, and be directories, before the engine mounts on them.
     pub mountpoints: Vec<String>,
     pub read_only_root: bool,
+    /// Control groups' `cgroup.procs` to be in before the engine starts; an engine that joins them itself needs none.
+    pub groups: Vec<String>,
+    /// For an engine that has to run inside the sandbox's own namespaces: the OCI configuration, written where it can read it.
+    pub inside: Option<String>,
     pub argv: Vec<String>,
     pub env: Vec<String>,
 }
@@ -60,6 +64,8 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         binds: order.list("binds", bind)?,
         mountpoints: order.list("mountpoints", text)?,
         read_only_root: order.flag("read_only_root")?,
+        groups: order.list("groups", text)?,
+        inside: optional(order.take("inside")?, text)?,
         argv: order.list("argv", text)?,
         env: order.list("env", text)?,
     };
@@ -111,6 +117,13 @@ fn text(value: Value) -> Result<String> {
         Value::String(text) => Ok(text),
         other => Err(bad(&format!("{other} is not a string"))),
     }
+}
+
+fn optional<T>(value: Value, one: fn(Value) -> Result<T>) -> Result<Option<T>> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    one(value).map(Some)
 }
 
 fn bad(why: &str) -> Failure {
@@ -173,7 +186,7 @@ mod tests {
 
     const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
         "binds":[{"source":{"disk":"w"},"target":"w","read_only":false,"idmap":true}],"mountpoints":["proc"],
-        "read_only_root":false,"argv":["/bin/true"],"env":[]}"#;
+        "read_only_root":false,"groups":[],"inside":null,"argv":["/bin/true"],"env":[]}"#;
 
     #[test]
     fn a_full_order_is_understood() {

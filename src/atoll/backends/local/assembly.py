@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
 from atoll.backends.local import binaries, bundle, children
-from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.cgroups import Group
+from atoll.backends.local.container import ContainerBox
+from atoll.backends.local.door import SOCKET, Door
+from atoll.backends.local.engines import HANDED_FD, Engine
+from atoll.backends.local.gvisor import DIAL_DIRECTORY, DIAL_TARGET, GvisorBox, find_gofer, host_tasks
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
 from atoll.errors import AtollError, Conflict, Internal, InvalidArgument, Unsupported
 
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
 
 STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "limited")
 _BACKLOG = 8
-_LISTEN_FD = 3
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 _RESERVED = ("proc", "sys", "dev", ".atoll")
 
@@ -37,9 +40,18 @@ class Assembly:
         self._workspace = workspace
         self._paths = backend.paths
         self._run = backend.paths.run(spec.id)
+        self._door: Door | None = None
         self._secrets = {"agent_secret": secrets.token_hex(16), "host_secret": secrets.token_hex(16)}
 
     async def make(self) -> ContainerBox:
+        try:
+            return await self._make()
+        except BaseException:
+            if self._door is not None:
+                self._door.close()
+            raise
+
+    async def _make(self) -> ContainerBox:
         spec, backend = self._spec, self._backend
         binds = [_bind(mount.target, mount.read_only, _host_source(mount)) for mount in spec.mounts]
         if not _HOSTNAME.fullmatch(spec.hostname):
@@ -56,19 +68,24 @@ class Assembly:
             if spec.network is not None:
                 await spec.network(launcher.net)
             self._step("network")
-            await self._start(launcher, base, binds)
+            await self._start(launcher, base, binds, group)
         finally:
             await launcher.close()
         init = self._find_init(base)
         self._step("started")
-        enforced = {**group.apply(spec.limits), "disk_mb": True, "files": True}
+        tasks = host_tasks(spec.limits.pids) if self._engine.inside else None
+        enforced = {**group.apply(spec.limits, tasks), "disk_mb": True, "files": True}
         if missing := sorted(name for name in spec.required if not enforced.get(name, False)):
             init.close()
             raise Unsupported(
                 f"this host cannot enforce {', '.join(missing)}", hint="leave the limit out, or see `atoll doctor`"
             )
         self._step("limited")
-        return ContainerBox(self._record(base, init.pid, enforced), self._paths, group, init)
+        record = self._record(base, init.pid, enforced)
+        if self._door is not None:
+            record |= {"agent_first": True, "gofer": find_gofer(group)}
+            return GvisorBox(record, self._paths, group, init, self._door)
+        return ContainerBox(record, self._paths, group, init)
 
     async def _prepare(self, base: int) -> Launcher:
         """Namespaces and disk, side by side."""
@@ -104,10 +121,40 @@ class Assembly:
         path.parent.mkdir(mode=0o700)
         await self._backend.disks.create(path, self._spec.limits.disk_mb)
 
-    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
         spec = self._spec
         stage = self._paths.stage()
-        config = bundle.configuration(
+        binds = [*self._own_binds(), *binds]
+        inside = self._inside_config(stage, binds) if self._engine.inside else None
+        if inside is None:
+            (self._run / "config.json").write_bytes(self._config(stage, launcher, base))
+            (self._paths.engine / self._engine.name).mkdir(mode=0o711, exist_ok=True)
+        self._step("bundle")
+        handed = self._listen if inside is None else self._pid_file
+        sources = [self._agent] if inside is None else [self._agent, self._dial_directory]
+        with ExitStack() as stack:
+            fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, handed, *sources)]
+            order = {
+                "stage": stage,
+                "disk": {"image": str(self._paths.disk(spec.id))},
+                "overlays": self._overlays(),
+                "binds": binds,
+                "mountpoints": list(bundle.MOUNTPOINTS)
+                + (["tmp"] if spec.read_only_root or self._engine.inside else []),
+                "read_only_root": spec.read_only_root,
+                "groups": [] if inside is None else group.doors(),
+                "inside": inside,
+                "argv": self._engine.run(self._paths, spec.id, stage),
+                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
+            }
+            status = await launcher.start(order, fds)
+        if status.code != 0:
+            said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
+            raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
+
+    def _config(self, stage: str, launcher: Launcher, base: int) -> bytes:
+        spec = self._spec
+        return bundle.configuration(
             root=f"{stage}/root",
             hostname=spec.hostname,
             base=base,
@@ -118,25 +165,22 @@ class Assembly:
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,
         )
-        (self._run / "config.json").write_bytes(config)
-        (self._paths.engine / self._engine.name).mkdir(mode=0o711, exist_ok=True)
-        self._step("bundle")
-        with ExitStack() as stack:
-            fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, self._listen, self._agent)]
-            order = {
-                "stage": stage,
-                "disk": {"image": str(self._paths.disk(spec.id))},
-                "overlays": self._overlays(),
-                "binds": [*self._own_binds(agent=3), *binds],
-                "mountpoints": [*bundle.MOUNTPOINTS, *(("tmp",) if spec.read_only_root else ())],
-                "read_only_root": spec.read_only_root,
-                "argv": self._engine.run(self._paths, spec.id),
-                "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
-            }
-            status = await launcher.start(order, fds)
-        if status.code != 0:
-            said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
-            raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
+
+    def _inside_config(self, stage: str, binds: list[dict[str, Any]]) -> str:
+        spec = self._spec
+        (self._run / DIAL_DIRECTORY).mkdir(mode=0o711)
+        self._door = Door(self._run / DIAL_DIRECTORY, self._secrets["agent_secret"])
+        shared = [(bind["target"], bind["read_only"]) for bind in binds if bind["target"] != bundle.AGENT]
+        if not spec.read_only_root:
+            shared.append(("/tmp", False))  # else gVisor puts memory there, beside the disk and its limit
+        return bundle.inside_configuration(
+            root=f"{stage}/root",
+            hostname=spec.hostname,
+            shared=shared,
+            filter=spec.seccomp,
+            no_capabilities=spec.no_capabilities,
+            read_only_root=spec.read_only_root,
+        )
 
     @staticmethod
     def _keep(stack: ExitStack, make: Callable[[], int]) -> int:
@@ -151,27 +195,34 @@ class Assembly:
             overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})
         return overlays
 
-    def _own_binds(self, agent: int) -> list[dict[str, Any]]:
+    def _own_binds(self) -> list[dict[str, Any]]:
+        """Descriptors count from the three that the engine itself gets."""
         if self._workspace is None:
             workspace: dict[str, Any] = {"disk": "workspace"}
         else:
             workspace = {"image": str(self._workspace), "directory": "workspace"}
-        return [
-            {"source": workspace, "target": "workspace", "read_only": False, "idmap": True},
-            {"source": {"fd": agent}, "target": bundle.AGENT, "read_only": True, "idmap": False},
+        binds = [
+            {"source": workspace, "target": "/workspace", "read_only": False, "idmap": True},
+            {"source": {"fd": 3}, "target": bundle.AGENT, "read_only": True, "idmap": False},
         ]
+        if self._engine.inside:
+            binds.append({"source": {"fd": 4}, "target": DIAL_TARGET, "read_only": True, "idmap": False})
+        return binds
 
     # Descriptors for the agent
 
     def _boot_message(self) -> int:
         spec = self._spec
-        rlimits = {"nofile": [spec.limits.files, spec.limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
+        limits = spec.limits
+        rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
+        if self._engine.inside:
+            rlimits["nproc"] = [limits.pids, limits.pids]
         message = {
             **spec.boot,
             **self._secrets,
             "sandbox": spec.id,
-            "listen_fd": _LISTEN_FD,
-            "dial": None,
+            "listen_fd": None if self._engine.inside else HANDED_FD,
+            "dial": f"{DIAL_TARGET}/{SOCKET}" if self._engine.inside else None,
             "rlimits": rlimits,
         }
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
@@ -181,6 +232,15 @@ class Assembly:
 
     def _log(self) -> int:
         return os.open(self._run / "boot.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+    def _pid_file(self) -> int:
+        """Written by an engine that is nobody here; only we can walk to it."""
+        fd = os.open(self._run / "pid", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.fchmod(fd, 0o666)
+        return fd
+
+    def _dial_directory(self) -> int:
+        return os.open(self._run / DIAL_DIRECTORY, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _listen(self) -> int:
         directory = os.open(self._run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,7 +272,7 @@ class Assembly:
     def _record(self, base: int, pid: int, enforced: dict[str, bool]) -> dict[str, Any]:
         return {
             "id": self._spec.id,
-            "runtime": "container",
+            "runtime": self._engine.runtime,
             "engine": self._engine.name,
             "pid": pid,
             "started": children.start_time(pid),

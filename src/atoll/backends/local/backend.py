@@ -18,21 +18,25 @@ from atoll.backends.contract import Box, BoxSpec, RuntimeStatus
 from atoll.backends.local import children, disks
 from atoll.backends.local.assembly import Assembly
 from atoll.backends.local.cgroups import Groups
-from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.disks import Disks
+from atoll.backends.local.door import Door
+from atoll.backends.local.engines import ENGINES, RUNTIMES, Engine
+from atoll.backends.local.gvisor import DIAL_DIRECTORY, GvisorBox
 from atoll.backends.local.ids import IdRanges
 from atoll.backends.local.paths import ID, Paths, check_id
-from atoll.backends.local.probe import ENGINES, Probes
+from atoll.backends.local.probe import Probes
 from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
 
 log = logging.getLogger("atoll.backend")
 
 ID_LOCKS = Path("/run/atoll/ids")
 LOOP_TIMEOUT = 30.0
-LATER = {
-    "gvisor": "the gvisor runtime is not part of this version",
-    "microvm": "the microvm runtime is not part of this version",
-}
+NEEDS = {
+    "microvm": "microvm needs virtual machines (KVM), which this version does not start",
+    "kata": "kata needs Kata Containers behind a Kubernetes cluster",
+    "firecracker": "firecracker needs Firecracker and KVM behind a Kubernetes cluster",
+}  # names that are known elsewhere, and what they would need
 
 
 class LocalBackend:
@@ -119,8 +123,15 @@ class LocalBackend:
                 init.close()
             await self.destroy(record, keep_disk=keep_disk)
             return None
-        self._boxes[box] = ContainerBox(dict(record), self.paths, self.groups.open(box), init)
+        self._boxes[box] = self._living(dict(record), init)
         return self._boxes[box]
+
+    def _living(self, record: dict[str, Any], init: children.Watched) -> ContainerBox:
+        group = self.groups.open(record["id"])
+        if record.get("runtime") != "gvisor":
+            return ContainerBox(record, self.paths, group, init)
+        door = Door(self.paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
+        return GvisorBox(record, self.paths, group, init, door)
 
     # Taking away
 
@@ -190,23 +201,27 @@ class LocalBackend:
     # Runtimes
 
     async def runtimes(self) -> list[RuntimeStatus]:
-        later = [RuntimeStatus(name, False, why) for name, why in LATER.items()]
-        return [await self.probes.container(), *later]
+        """All of them, strongest first."""
+        needs = [RuntimeStatus(name, False, why) for name, why in NEEDS.items()]
+        return [*[await self.probes.status(name) for name in RUNTIMES], *needs]
 
     async def pick(self, runtime: str) -> str:
-        """The name behind `auto`; a named one is never replaced by another."""
-        if runtime in LATER:
-            raise Unsupported(LATER[runtime], hint="use --runtime container")
-        if runtime not in ("auto", "", "container"):
-            raise InvalidArgument(f"no runtime is called {runtime[:64]!r}", hint="auto, container, gvisor, microvm")
-        status = await self.probes.container()
-        if not status.works:
-            raise Unsupported(f"the container runtime does not work here: {status.why}", hint=status.fix)
-        return "container"
+        """The strongest that works, for `auto`; a named one is never replaced by another."""
+        if runtime in NEEDS:
+            raise Unsupported(NEEDS[runtime], hint=f"use --runtime {' or '.join(RUNTIMES)}")
+        if runtime not in ("auto", "", *RUNTIMES):
+            raise InvalidArgument(f"no runtime is called {runtime[:64]!r}", hint=", ".join(("auto", *RUNTIMES, *NEEDS)))
+        reasons, fix = [], ""
+        for name in [runtime] if runtime in RUNTIMES else RUNTIMES:
+            status = await self.probes.status(name)
+            if status.works:
+                return name
+            reasons.append(f"the {name} runtime does not work here: {status.why}")
+            fix = status.fix
+        raise Unsupported("; ".join(reasons), hint=fix)
 
     async def _engine(self, runtime: str) -> Engine:
-        await self.pick(runtime)
-        return await self.probes.engine()
+        return await self.probes.engine(await self.pick(runtime))
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

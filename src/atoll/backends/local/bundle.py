@@ -5,6 +5,7 @@ launcher has checked to be plain directories.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from atoll.backends.local import seccomp
@@ -89,8 +90,52 @@ def configuration(
     *, root: str, hostname: str, base: int, user_ns: str, net_ns: str, cgroup: str, filter: str = "default",
     no_capabilities: bool = False, read_only_root: bool = False,
 ) -> bytes:  # fmt: skip
-    """config.json: the two namespaces made ahead by path, the others new."""
+    """config.json of an engine outside: the two namespaces made ahead by path, the others new."""
     mapping = [{"containerID": 0, "hostID": base, "size": COUNT}]
+    linux = {
+        "uidMappings": mapping,
+        "gidMappings": mapping,
+        "namespaces": [
+            {"type": "user", "path": user_ns},
+            {"type": "network", "path": net_ns},
+            *({"type": kind} for kind in ("pid", "mount", "ipc", "uts", "cgroup")),
+        ],
+        "cgroupsPath": cgroup,
+        "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+        "maskedPaths": list(MASKED),
+        "readonlyPaths": list(READ_ONLY),
+        "seccomp": seccomp.profile(filter),
+    }
+    mounts = [*_MOUNTS, _TMP] if read_only_root else _MOUNTS
+    return _document(root, hostname, no_capabilities, mounts, linux)
+
+
+def inside_configuration(
+    *, root: str, hostname: str, shared: Iterable[tuple[str, bool]], filter: str = "default",
+    no_capabilities: bool = False, read_only_root: bool = False,
+) -> str:  # fmt: skip
+    """config.json of gVisor, which is in the namespaces already. `shared` are the places, each with whether it is read-only,
+    that others may change too: it has to look again each time and must not keep what it has read."""
+    binds = [
+        {
+            "destination": target,
+            "type": "bind",
+            "source": f"{root}{target}",
+            "options": ["rbind", "ro" if read_only else "rw", "nosuid", "nodev"],
+        }
+        for target, read_only in shared
+    ]
+    mounts = [*(mount for mount in _MOUNTS if mount["type"] != "mqueue"), *([_TMP] if read_only_root else []), *binds]
+    linux = {
+        "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")],
+        "seccomp": seccomp.profile(filter, gvisor=True),
+    }
+    return _document(root, hostname, no_capabilities, mounts, linux).decode()
+
+
+def _document(
+    root: str, hostname: str, no_capabilities: bool, mounts: list[dict[str, Any]], linux: dict[str, Any]
+) -> bytes:
     sets = ("bounding", "effective", "permitted")
     value = {
         "ociVersion": "1.0.2",
@@ -105,20 +150,7 @@ def configuration(
             "capabilities": {name: [] if no_capabilities else list(CAPABILITIES) for name in sets},
             "noNewPrivileges": True,
         },
-        "mounts": [*_MOUNTS, _TMP] if read_only_root else _MOUNTS,
-        "linux": {
-            "uidMappings": mapping,
-            "gidMappings": mapping,
-            "namespaces": [
-                {"type": "user", "path": user_ns},
-                {"type": "network", "path": net_ns},
-                *({"type": kind} for kind in ("pid", "mount", "ipc", "uts", "cgroup")),
-            ],
-            "cgroupsPath": cgroup,
-            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-            "maskedPaths": list(MASKED),
-            "readonlyPaths": list(READ_ONLY),
-            "seccomp": seccomp.profile(filter),
-        },
+        "mounts": mounts,
+        "linux": linux,
     }
     return json.dumps(value, separators=(",", ":")).encode()

@@ -115,7 +115,7 @@ class Groups:
         return found
 
     def _used(self) -> list[Path]:
-        wanted = [self.hierarchies.holder(name) for name in _CONTROLLERS]
+        wanted = [self.hierarchies.holder(name) for name in (*_CONTROLLERS, "cpuacct")]
         mounts = [mount for mount in [self.hierarchies.unified, *wanted] if mount]
         if not mounts:
             raise Unsupported("no control groups are mounted", hint="mount cgroup2 on /sys/fs/cgroup")
@@ -139,12 +139,13 @@ class Group:
 
     # Limits
 
-    def apply(self, limits: Limits) -> dict[str, bool]:
-        """Set them; says which of them this host holds."""
+    def apply(self, limits: Limits, tasks: int | None = None) -> dict[str, bool]:
+        """Set them; says which of them this host holds. `tasks`: of the host, where those are not the sandbox's processes."""
+        pids = limits.pids + _SPARE_PIDS if tasks is None else tasks
         return {
             "cpus": self._set_cpu(limits.cpus),
             "memory_mb": self._set_memory(limits.memory_mb << 20),
-            "pids": self._set("pids", "pids.max", "pids.max", str(limits.pids + _SPARE_PIDS)),
+            "pids": self._set("pids", "pids.max", "pids.max", str(pids)),
         }
 
     def _set_cpu(self, cpus: float) -> bool:
@@ -177,6 +178,10 @@ class Group:
         return True
 
     # Life and death
+
+    def doors(self) -> list[str]:
+        """The files by which a process enters, in every hierarchy."""
+        return [str(directory / "cgroup.procs") for directory in self._directories()]
 
     async def kill(self, timeout: float = 30.0) -> None:
         """Kill everything inside and return when it is empty."""

@@ -1,9 +1,8 @@
-"""A sandbox run by an OCI engine, runc or crun: its command lines, and the living sandbox itself."""
+"""A living sandbox run by an OCI engine, held by the pidfd of its init."""
 
 import asyncio
 import os
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,8 @@ from atoll.backends.local.paths import Paths
 from atoll.errors import SandboxGone
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """A program that runs OCI bundles."""
-
-    name: str
-    program: str
-
-    def run(self, paths: Paths, box: str) -> list[str]:
-        """Start the bundle in the run directory, detached, with the agent's socket as descriptor 3."""
-        run = paths.run(box)
-        return [
-            *(self.program, "--root", str(paths.engine / self.name), "--log", str(run / "engine.log")),
-            *("run", "--detach", "--preserve-fds", "1", "--bundle", str(run), "--pid-file", str(run / "pid"), box),
-        ]
-
-
 class ContainerBox:
-    """One living sandbox, held by the pidfd of its init."""
+    """As runc and crun run it: its init is a process of this kernel."""
 
     def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched) -> None:
         self._record = record
@@ -81,9 +64,12 @@ class ContainerBox:
     async def update_limits(self, limits: Limits) -> None:
         """Those of the control group change at once; disk and open files are fixed when a sandbox starts."""
         self._alive()
-        self._record["enforced"] = {**self._record["enforced"], **self._group.apply(limits)}
+        self._record["enforced"] = {**self._record["enforced"], **self._apply(limits)}
         kept = Limits.from_json(self._record["limits"])
         self._record["limits"] = {**limits.to_json(), "disk_mb": kept.disk_mb, "files": kept.files}
+
+    def _apply(self, limits: Limits) -> dict[str, bool]:
+        return self._group.apply(limits)
 
     def enforced(self) -> dict[str, bool]:
         return dict(self._record["enforced"])

@@ -15,15 +15,15 @@ from typing import Any
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
 from atoll.backends.local import binaries
-from atoll.backends.local.container import ContainerBox, Engine
+from atoll.backends.local.container import ContainerBox
+from atoll.backends.local.engines import RUNTIMES, Engine, program_of
 from atoll.backends.local.paths import Paths
 from atoll.errors import AtollError
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
 
-ENGINES = ("runc", "crun")  # in order of preference
 TIMEOUT = 30.0
-_FIX = "install the package runc"
+_FIXES = {"container": "install the package runc", "gvisor": "install the package runsc (gVisor), of 2024 or later"}
 
 Create = Callable[[BoxSpec, Engine], Awaitable[ContainerBox]]
 Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
@@ -39,46 +39,45 @@ class Probes:
         self._lock = asyncio.Lock()
         self._found: dict[str, RuntimeStatus] = {}
 
-    async def container(self) -> RuntimeStatus:
+    async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
         async with self._lock:
             reasons = []
-            for name in ENGINES:
-                status = await self._status(name)
+            for name in RUNTIMES[runtime]:
+                status = await self._status(runtime, name)
                 if status.works:
                     return status
                 reasons.append(f"{name}: {status.why}")
-            return RuntimeStatus("container", False, "; ".join(reasons), _FIX)
+            return RuntimeStatus(runtime, False, "; ".join(reasons), status.fix, status.version)
 
-    async def engine(self) -> Engine:
-        status = await self.container()
-        program = binaries.system(status.engine)
+    async def engine(self, runtime: str) -> Engine:
+        status = await self.status(runtime)
+        program = binaries.system(program_of(status.engine))
         if not status.works or program is None:
             raise AtollError(f"no engine works: {status.why}", hint=status.fix)
         return Engine(status.engine, program)
 
-    async def _status(self, name: str) -> RuntimeStatus:
-        program = binaries.system(name)
+    async def _status(self, runtime: str, name: str) -> RuntimeStatus:
+        program = binaries.system(program_of(name))
         if program is None:
-            return RuntimeStatus("container", False, "not installed", _FIX, engine=name)
+            return RuntimeStatus(runtime, False, "not installed", _FIXES[runtime], engine=name)
         if name not in self._found:
             key = _key(program)
-            self._found[name] = self._remembered(name, key) or await self._try(Engine(name, program), key)
+            self._found[name] = self._remembered(runtime, name, key) or await self._try(Engine(name, program), key)
         return self._found[name]
 
     async def _try(self, engine: Engine, key: str) -> RuntimeStatus:
-        version = await _version(engine.program)
+        version, runtime = await version_of(engine.program), engine.runtime
         try:
             async with asyncio.timeout(TIMEOUT):
                 await self._run_once(engine)
-            status = RuntimeStatus("container", True, version=version, engine=engine.name)
+            status = RuntimeStatus(runtime, True, version=version, engine=engine.name)
         except TimeoutError:
-            status = RuntimeStatus(
-                "container", False, f"no answer within {TIMEOUT:.0f} s", version=version, engine=engine.name
-            )
+            why = f"no answer within {TIMEOUT:.0f} s"
+            status = RuntimeStatus(runtime, False, why, _FIXES[runtime], version, engine.name)
         except (AtollError, OSError) as error:
-            fix = getattr(error, "hint", "") or "see the message"
-            status = RuntimeStatus("container", False, str(error), fix, version, engine.name)
+            fix = getattr(error, "hint", "") or _FIXES[runtime]
+            status = RuntimeStatus(runtime, False, str(error), fix, version, engine.name)
         self._remember(engine.name, key, status)
         return status
 
@@ -90,7 +89,10 @@ class Probes:
         box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
         try:
             client = GuestClient(
-                box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
+                box.connect,
+                host_secret=box.record["host_secret"],
+                agent_secret=box.record["agent_secret"],
+                agent_first=bool(box.record.get("agent_first")),
             )
             try:
                 process = await Process.start(client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
@@ -101,11 +103,11 @@ class Probes:
         finally:
             await asyncio.shield(self._destroy(box.record))
 
-    def _remembered(self, name: str, key: str) -> RuntimeStatus | None:
+    def _remembered(self, runtime: str, name: str, key: str) -> RuntimeStatus | None:
         entry = self._read().get(name)
         if not isinstance(entry, dict) or entry.get("key") != key or not entry.get("works"):
             return None  # a failure is tried again by the next daemon: the cause may be gone
-        return RuntimeStatus("container", True, version=str(entry.get("version", "")), engine=name)
+        return RuntimeStatus(runtime, True, version=str(entry.get("version", "")), engine=name)
 
     def _remember(self, name: str, key: str, status: RuntimeStatus) -> None:
         entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
@@ -135,7 +137,7 @@ def _key(program: str) -> str:
     return " ".join(parts)
 
 
-async def _version(program: str) -> str:
+async def version_of(program: str) -> str:
     try:
         async with asyncio.timeout(10):
             process = await asyncio.create_subprocess_exec(
@@ -145,4 +147,4 @@ async def _version(program: str) -> str:
     except (TimeoutError, OSError):
         return ""
     words = stdout.decode(errors="replace").split()
-    return next((word for word in words if word[:1].isdigit()), "")
+    return next((word for word in words if word.removeprefix("release-")[:1].isdigit()), "")

@@ -72,8 +72,12 @@ move_pages process_madvise process_mrelease sched_setattr sched_setparam sched_s
 _WITHOUT = {"default": "", "moderate": "", "ai-agent": _PEEKING, "restrictive": _PEEKING + _RARE}
 
 
+# gVisor answers EBADF for attributes of a symbolic link, on which `ls -l` and others fail. Refused as not supported they do without.
+_LINK_ATTRIBUTES = ("lgetxattr", "llistxattr")
+
+
 @cache
-def profile(name: str = "default") -> dict[str, Any]:
+def profile(name: str = "default", *, gvisor: bool = False) -> dict[str, Any]:
     """As `linux.seccomp` of an OCI configuration."""
     if name not in _WITHOUT:
         raise Unsupported(f"no seccomp filter is called {name!r:.60}")
@@ -81,7 +85,8 @@ def profile(name: str = "default") -> dict[str, Any]:
     if machine not in _ARCHITECTURES:
         raise Unsupported(f"no seccomp profile for {machine}")
     every = set((_FILES + _MEMORY + _PROCESSES + _WAITING + _TALKING).split())
-    plain = sorted(every - set(_WITHOUT[name].split()))
+    mute = _LINK_ATTRIBUTES if gvisor else ()
+    plain = sorted(every - set(_WITHOUT[name].split()) - set(mute))
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
@@ -89,6 +94,7 @@ def profile(name: str = "default") -> dict[str, Any]:
         "syscalls": [
             {"names": plain, "action": "SCMP_ACT_ALLOW"},
             {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS},
+            *[{"names": [call], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.EOPNOTSUPP} for call in mute],
             # Allowing what is known rather than refusing what is not: the kernel looks at the low half of a register only, so
             # a comparison that refuses could be passed by with a high bit.
             _when("clone", [_argument(0, NAMESPACE_FLAGS, "SCMP_CMP_MASKED_EQ", 0)]),

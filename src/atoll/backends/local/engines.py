@@ -1,0 +1,58 @@
+"""The programs that run OCI bundles, and how each is called.
+
+runc and crun act from outside, as root, and move the sandbox into namespaces made ahead. gVisor's runsc is started inside
+those namespaces, as the sandbox's own root: neither its kernel nor its file server ever has a privileged id on the host.
+"""
+
+from dataclasses import dataclass
+
+from atoll.backends.local.paths import Paths
+
+RUNTIMES = {
+    "gvisor": ("runsc-systrap", "runsc-ptrace"),
+    "container": ("runc", "crun"),
+}  # strongest first, and of each the engines in order of preference
+ENGINES = tuple(name for names in RUNTIMES.values() for name in names)
+HANDED_FD = 3  # what the launcher leaves there: the agent's listening socket, or the file for the process id
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One of them, as found on this machine."""
+
+    name: str
+    program: str
+
+    @property
+    def runtime(self) -> str:
+        return next(runtime for runtime, names in RUNTIMES.items() if self.name in names)
+
+    @property
+    def inside(self) -> bool:
+        """Runs in the sandbox's own namespaces, with no right on the host."""
+        return self.runtime == "gvisor"
+
+    def run(self, paths: Paths, box: str, stage: str) -> list[str]:
+        """Start the bundle, detached."""
+        return self._runsc(box, stage) if self.inside else self._runc(paths, box)
+
+    def _runc(self, paths: Paths, box: str) -> list[str]:
+        run = paths.run(box)
+        return [
+            *(self.program, "--root", str(paths.engine / self.name), "--log", str(run / "engine.log")),
+            *("run", "--detach", "--preserve-fds", "1", "--bundle", str(run), "--pid-file", str(run / "pid"), box),
+        ]
+
+    def _runsc(self, box: str, stage: str) -> list[str]:
+        platform = self.name.removeprefix("runsc-")
+        return [
+            *(self.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
+            # The network namespace is the sandbox's own already; writes land on the sandbox's limited disk, not in memory.
+            *("--network=host", "--host-uds=open", "--overlay2=none", "--oci-seccomp"),
+            *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file=/proc/self/fd/{HANDED_FD}", box),
+        ]
+
+
+def program_of(engine: str) -> str:
+    """What to look for on PATH."""
+    return engine.partition("-")[0]

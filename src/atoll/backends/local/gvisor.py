@@ -1,0 +1,71 @@
+"""A living sandbox run by gVisor: what the host sees is gVisor's kernel (the sentry) and its file server (the gofer).
+
+True differences from a container are listed in SECURITY.md. The ones that matter here: the agent cannot inherit a socket
+and dials one instead; a process inside is no process of the host, so the number of those is limited inside and the control
+group is a backstop; memory that runs out ends the whole sandbox.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import Limits
+from atoll.backends.local.cgroups import Group
+from atoll.backends.local.children import Status, Watched
+from atoll.backends.local.container import ContainerBox
+from atoll.backends.local.door import Door
+from atoll.backends.local.paths import Paths
+
+DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
+DIAL_TARGET = "/.atoll/host"
+
+
+def host_tasks(pids: int) -> int:
+    """gVisor needs up to ten tasks of the host for one process inside, and some for itself."""
+    return 64 + 10 * pids
+
+
+def find_gofer(group: Group) -> int | None:
+    """The file server among the sandbox's processes of the host; it names itself."""
+    for pid in group.pids():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0"):
+                return pid
+    return None
+
+
+class GvisorBox(ContainerBox):
+    """Held by the pidfd of the sentry."""
+
+    def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched, door: Door) -> None:
+        self._door = door
+        super().__init__(record, paths, group, init)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await self._door.connect()
+
+    async def update_limits(self, limits: Limits) -> None:
+        """Also the number of processes is fixed: it is a limit inside, which only the agent could set."""
+        pids = Limits.from_json(self._record["limits"]).pids
+        await super().update_limits(Limits(**{**limits.to_json(), "pids": pids}))
+
+    def release(self) -> None:
+        super().release()
+        self._door.close()
+
+    def _apply(self, limits: Limits) -> dict[str, bool]:
+        return self._group.apply(limits, host_tasks(limits.pids))
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        # The sentry sees nothing of the disk by name; the gofer's root is the sandbox's.
+        try:
+            stat = os.statvfs(f"/proc/{self._record['gofer']}/root")
+        except (OSError, KeyError):
+            return None, None
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+    def _on_end(self, ended: asyncio.Future[Status]) -> None:
+        super()._on_end(ended)
+        self._door.close()
