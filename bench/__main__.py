@@ -27,7 +27,6 @@ def main() -> int:
     atoll = [sys.executable, "-m", "atoll"]
     subprocess.run([*atoll, "daemon", "start"], env=env, check=True, stdout=subprocess.DEVNULL)
     bench = Bench(home, args.rounds, args.runtimes.split(",") if args.runtimes else working(home))
-    say = sys.stderr.write if sys.stderr.isatty() else lambda text: 0
     wanted = [word for word in args.rows.split(",") if word]
     try:
         rows = [row.run(say) for row in bench.rows() if not wanted or any(word in row.name for word in wanted)]
@@ -41,6 +40,11 @@ def main() -> int:
     report.save(rows, bench.facts, args.out)
     print(f"\nwritten: {args.out}/results.json and results.svg")
     return 0
+
+
+def say(text: str) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(text)
 
 
 def working(home: str) -> list[str]:
