@@ -1,0 +1,59 @@
+"""One daemon per test process for the behaviour and threat tests, and one fixture that runs a test on every runtime that works."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sandbox_lab import RUNTIMES, Lab
+
+import atoll
+
+
+@pytest.fixture(scope="session")
+def lab() -> Iterator[Lab]:
+    """The daemon of this test process. When the session is over nothing of it may be left on the machine."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made = Lab()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def own_lab() -> Iterator[Lab]:
+    """A daemon that a test may kill, starve or configure."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made = Lab()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest, lab: Lab) -> str:
+    """Each runtime of this machine. `ATOLL_TEST_RUNTIMES=container` takes only that one."""
+    name = str(request.param)
+    if why := lab.works(name):
+        pytest.skip(f"{name}: {why}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def anywhere(lab: Lab, runtime: str) -> Iterator[atoll.Sandbox]:
+    """A sandbox on each runtime, for all tests of a module that leave it as they found it."""
+    with lab.sandbox(runtime=runtime) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sandbox(lab: Lab) -> Iterator[atoll.Sandbox]:
+    """A sandbox on the host's own kernel (`container`), for what does not depend on the runtime or only exists there."""
+    if why := lab.works("container"):
+        pytest.skip(f"container: {why}")
+    with lab.sandbox(runtime="container") as made:
+        yield made

@@ -1,0 +1,158 @@
+"""What the behaviour and threat tests share: a daemon with a home of its own, sandboxes on each runtime, a census of the machine.
+
+Everything goes through the public faces (`from atoll import Sandbox`, the CLI as a process, HTTP on the daemon's socket).
+Waits are bounded and follow events; nothing here measures time.
+"""
+
+import hashlib
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import atoll
+
+PATIENCE = float(os.environ.get("ATOLL_TEST_PATIENCE", "90"))
+LONG = bool(os.environ.get("ATOLL_TEST_LONG"))
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
+RUNTIMES = tuple(os.environ.get("ATOLL_TEST_RUNTIMES", "container,gvisor").replace(",", " ").split())
+SMALL: dict[str, Any] = {"memory_mb": 256, "pids": 128, "disk_mb": 64, "network": False}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Poll with a generous deadline; the condition's first true value."""
+    deadline = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.02)
+    return value
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("daemon", timeout=PATIENCE)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(PATIENCE)
+        self.sock.connect(self._path)
+
+
+class Lab:
+    """One home, the daemon on it, and ways to ask it."""
+
+    def __init__(self, config: str = "") -> None:
+        self.home = tempfile.mkdtemp(prefix="atb-")
+        if config:
+            (Path(self.home) / "config.toml").write_text(config)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "AGENTKERNEL_"))}
+        self.env.update(ATOLL_HOME=self.home, PYTHONPATH=SOURCE)
+        self.mark = hashlib.sha256(os.fsencode(os.path.abspath(self.home))).hexdigest()[:8]
+        self._runtimes: dict[str, Any] | None = None
+
+    def cli(
+        self, *words: str, stdin: bytes = b"", env: dict[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[bytes]":
+        """`atoll` as people call it."""
+        return subprocess.run(
+            [sys.executable, "-m", "atoll", *words], input=stdin, capture_output=True, timeout=2 * PATIENCE,
+            env={**self.env, **(env or {})},
+        )  # fmt: skip
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """One HTTP request to the daemon, its status and its JSON (or bytes)."""
+        connection = _UnixConnection(f"{self.home}/daemon.sock")
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data)
+            response = connection.getresponse()
+            raw = response.read()
+            is_json = (response.getheader("content-type") or "").startswith("application/json")
+            return response.status, json.loads(raw) if is_json else raw
+        finally:
+            connection.close()
+
+    def start(self) -> int:
+        """Make sure that the daemon runs; its process id."""
+        atoll.Sandbox.list(home=self.home)
+        return int(self.ask("GET", "/v1/health")[1]["pid"])
+
+    def works(self, runtime: str) -> str:
+        """Empty when this machine has the runtime, else why not. Its probe has really started a sandbox."""
+        if RUNTIMES == (runtime,):
+            return ""  # asked for by name: if it does not work, the tests say so
+        if self._runtimes is None:
+            self.start()
+            answer = self.ask("GET", "/v1/runtimes")[1]["runtimes"]
+            self._runtimes = {item["name"]: item for item in answer}
+        found = self._runtimes.get(runtime)
+        if found is None:
+            return f"this atoll does not know {runtime}"
+        return "" if found["works"] else str(found.get("why") or "does not work")
+
+    def create(self, **options: Any) -> atoll.Sandbox:
+        return atoll.Sandbox.create(home=self.home, **{**SMALL, **options})
+
+    @contextmanager
+    def sandbox(self, **options: Any) -> Iterator[atoll.Sandbox]:
+        made = self.create(**options)
+        try:
+            yield made
+        finally:
+            made.destroy()
+            made.close()
+
+    def close(self) -> None:
+        """End everything; a leak here fails the session."""
+        try:
+            self.cli("daemon", "stop", "--force")
+            until(
+                lambda: not any(left(self.mark, self.home).values()), f"nothing is left: {left(self.mark, self.home)}"
+            )
+        finally:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+
+def left(mark: str, home: str) -> dict[str, list[str]]:
+    """Everything on this machine that bears the mark of a home: processes, mounts, loop devices, groups, directories."""
+    processes = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and f"/atoll/{mark}" in _text(entry / "cgroup"):
+            processes.append(f"{entry.name} {_text(entry / 'comm').strip()}")
+    loops = [str(p) for p in Path("/sys/block").glob("loop*/loop/backing_file") if _text(p).startswith(home)]
+    groups = (
+        [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/atoll/{mark}/*/") if p.is_dir()] if _has_groups(mark) else []
+    )
+    return {
+        "processes": processes,
+        "mounts": [line for line in _text(Path("/proc/self/mountinfo")).splitlines() if f"{home}/" in line],
+        "loops": loops,
+        "groups": groups,
+        "directories": [str(p) for top in ("run", "boxes") for p in Path(home, top).glob("*") if len(p.name) == 20],
+    }
+
+
+def _has_groups(mark: str) -> bool:
+    tops = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
+    return any((top / "atoll" / mark).is_dir() for top in tops)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
