@@ -12,7 +12,7 @@ from atoll.core.network import Network
 from atoll.core.sandboxes import SHORT_NAME, Sandboxes
 from atoll.core.store import Store
 from atoll.egress import EgressEvent, EgressPolicy
-from atoll.model import ChangeHosts, HostsInfo
+from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
 
 
 class Hosts:
@@ -69,10 +69,9 @@ class Hosts:
         return await self.get(who, sandbox)
 
     async def _wanted(self, policy: dict[str, Any], change: ChangeHosts) -> dict[str, Any]:
-        from atoll.model import CreateSandbox
-
         if change.hosts is not None or not (change.add or change.remove):
-            fresh = await self._network.policy(CreateSandbox(hosts=change.hosts, host_ports=policy["host_ports"]))
+            asked = convert(CreateSandbox, {"hosts": change.hosts, "host_ports": policy["host_ports"]})
+            fresh = await self._network.policy(asked)
             return {**policy, "hosts": fresh["hosts"], "default": change.hosts is None}
         gone = set(EgressPolicy.of(change.remove).hosts)
         kept = [host for host in policy["hosts"] if host not in gone]

@@ -11,6 +11,7 @@ from typing import Any
 from ...core import Core
 from ...core.access import Principal
 from ...errors import InvalidArgument, Unsupported
+from ...model import ChangeHosts, convert
 from ..pb.sandbox.v1 import sandbox_pb2 as pb
 from . import ids
 from .text import clean
@@ -34,9 +35,9 @@ class Extensions:
     async def UpdateAllowedHosts(self, who: Principal, request: Any) -> Any:
         """Replaces the list of a running session; an empty one is the default list again."""
         ref = ids.session_ref(request.session_id)
-        update = self._verb("hosts", "set")
-        hosts = await update(who, ref, list(request.hosts) or None)
-        return pb.UpdateAllowedHostsResponse(hosts=[clean(host) for host in hosts])
+        change = convert(ChangeHosts, {"hosts": list(request.hosts) or None})
+        now = await self.core.hosts.change(who, ref, change)
+        return pb.UpdateAllowedHostsResponse(hosts=[clean(host) for host in now.hosts])
 
     # Approvals
 
