@@ -369,6 +369,58 @@ class Stop(Request, kw_only=True):
     force: bool = False
 
 
+# Snapshots
+
+
+class SaveSnapshot(Request, kw_only=True):
+    """`full`: what was changed outside /workspace too. `force`: replace one of the same name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=300)]
+    full: bool = False
+    force: bool = False
+
+
+class RestoreSnapshot(Request, kw_only=True):
+    """The sandbox to make. Image and limits left unsaid are the usual ones; a full snapshot brings its image's name."""
+
+    sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+
+
+class SnapshotInfo(Answer, kw_only=True):
+    """`stored_bytes` is what saving it newly took on disk. `skipped` names sockets, devices and what vanished meanwhile."""
+
+    name: str
+    created_at: float
+    sandbox_id: str
+    tenant: str
+    image: str
+    full: bool
+    size_bytes: int
+    file_count: int
+    stored_bytes: int
+    skipped: list[str]
+
+
+class SnapshotFile(Answer, kw_only=True):
+    path: str
+    type: str
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    size: int
+    target: str
+
+
+class SnapshotDetails(SnapshotInfo, kw_only=True):
+    """Also its files, at most 10,000, and how its content is shared with other snapshots."""
+
+    files: list[SnapshotFile]
+    chunks: int
+    shared_chunks: int
+    missing_chunks: int
+
+
 # Files: the fields of the guest protocol, with `<name>_b64` beside each name that may be any bytes
 
 

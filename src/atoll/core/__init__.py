@@ -17,6 +17,7 @@ from atoll.core.ports import Ports
 from atoll.core.reaper import Reaper
 from atoll.core.recovery import reconcile
 from atoll.core.sandboxes import Sandboxes
+from atoll.core.snapshots import Snapshots
 from atoll.core.store import Store
 
 
@@ -40,6 +41,7 @@ class Core:
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history)
+        self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
 

@@ -41,9 +41,7 @@ class ChunkStore:
         if path.exists():
             return digest, 0
         packed = zstandard.ZstdCompressor(level=1).compress(data)
-        free = os.statvfs(self._staging)
-        if free.f_bavail * free.f_frsize < len(packed) + self._reserve:
-            raise DiskFull("the host has no room for this snapshot", hint="delete snapshots or free disk space")
+        self.check_space(len(packed))
         fresh = self._staging / secrets.token_hex(16)
         try:
             fresh.write_bytes(packed)
@@ -53,6 +51,12 @@ class ChunkStore:
             fresh.unlink(missing_ok=True)
             raise DiskFull(f"could not write a chunk: {e.strerror}") from e
         return digest, len(packed)
+
+    def check_space(self, size: int) -> None:
+        """DiskFull when so many more bytes would leave the host with next to nothing."""
+        free = os.statvfs(self._staging)
+        if free.f_bavail * free.f_frsize < size + self._reserve:
+            raise DiskFull("the host has no room for this snapshot", hint="delete snapshots or free disk space")
 
     def get(self, digest: str) -> bytes:
         """The bytes of a digest, verified."""

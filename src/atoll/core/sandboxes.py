@@ -7,7 +7,8 @@ finish (`recovery.py`). A create that fails, or whose caller went away, leaves n
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from atoll.core.live import Live, gone
 from atoll.core.mounts import host_mounts
 from atoll.core.network import Network
 from atoll.core.store import LIVE, Row, Store
+from atoll.guest import GuestClient
 from atoll.model import ALIAS, NAME, CreateSandbox, End, Extend, SandboxInfo
 
 log = logging.getLogger("atoll.sandboxes")
@@ -166,6 +168,40 @@ class Sandboxes:
     def known(self, who: Principal, ref: str) -> Row:
         """The record of a sandbox in any state."""
         return self._find(who, ref)
+
+    @asynccontextmanager
+    async def visit(self, who: Principal, ref: str) -> AsyncIterator[GuestClient]:
+        """The agent of a sandbox, also of a stopped one: that is started for as long, with no network and closed to others."""
+        row = self._find(who, ref)
+        if row["state"] != "stopped":
+            with self.reach(who, ref).use() as client:
+                yield client
+            return
+        spec = msgspec.convert(row["spec"], CreateSandbox)
+        closed = {**row, "record": {**row["record"], "policy": {"network": "none", "hosts": []}}, "expires_at": None}
+        self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
+        kept = row["record"].get("box")
+        try:
+            limits, required = self._limits(spec)
+            image = await self.images.choose(spec.image, spec.program, row["record"].get("image"))
+            live = await self._boot(who, closed, spec, image, limits, required, (), disk=kept)
+            live.state = "stopping"  # nobody else gets in
+            kept = live.box.record
+            yield live.client
+        finally:
+            await self._whole(self._leave(row, kept))
+
+    async def _leave(self, row: Row, box: dict[str, Any] | None) -> None:
+        live = self.live.pop((row["owner"], row["id"]), None)
+        if live is not None:
+            live.ending = ("stopped", "", "atoll")
+            await live.client.close()
+            if live.watcher is not None:
+                live.watcher.cancel()
+        await self.backend.destroy(box or {"id": row["id"]}, keep_disk=box is not None)
+        await self.network.detach(row["id"])
+        record = {**row["record"], "box": box} if box is not None else row["record"]
+        self.store.update_sandbox(row["id"], state="stopped", record=record)
 
     async def end(self, sandbox: str, kind: str, detail: str, by: str) -> None:
         """Destroy a sandbox in any state and record why. Idempotent; what fails stays `ending` and is tried again."""

@@ -74,6 +74,7 @@ def route(
 
 
 PATHS: dict[tuple[str, str], str] = {}
+NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
 SANDBOX = "/v1/sandboxes/{ref}"
 COMMAND = SANDBOX + "/commands/{cid}"
 
@@ -109,7 +110,7 @@ class Rest:
 
     def _find(self, method: str, parts: list[str]) -> Handler:
         pattern = list(parts)
-        if len(parts) > 2 and parts[1] == "sandboxes":
+        if len(parts) > 2 and parts[1] in NAMED:
             pattern[2] = "*"
             if len(parts) > 4 and parts[3] in ("commands", "ports", "exposures"):
                 pattern[4] = "*"
@@ -467,4 +468,4 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
 
 
 # Routes of their own modules, here for their entries in the table
-from atoll.gateway import rest_images, rest_keys, rest_network  # noqa: E402, F401
+from atoll.gateway import rest_images, rest_keys, rest_network, rest_workspaces  # noqa: E402, F401
