@@ -87,8 +87,16 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
         moved, rest = moved + rest[:count], rest[count:]
     if not rest or rest[0] in ("-h", "--help", "help"):
         return None, [group], []
+    verb = BY_NAME.get(" ".join((group, *rest[:2])))
+    if verb is not None and len(rest) > 1:
+        return verb, rest[2:], moved
     verb = BY_NAME.get(f"{group} {rest[0]}")
     if verb is None:
+        below = [name for name in BY_NAME if name.startswith(f"{group} {rest[0]} ")]
+        if below:
+            raise UsageError(
+                f"{group} {rest[0]} needs one more word", "one of " + ", ".join(n.split()[2] for n in below)
+            )
         members = [name.split()[1] for name in BY_NAME if name.startswith(group + " ")]
         raise UsageError(
             f"unknown command {group} {rest[0]!r}", nearest(rest[0], members, group + " ") or f"see: atoll help {group}"

@@ -92,8 +92,11 @@ def _words() -> dict[str, list[str]]:
     """What may follow each prefix of a command line."""
     table: dict[str, list[str]] = {"": sorted({verb.name.split()[0] for verb in VERBS})}
     for group in GROUPS:
-        table[group] = [verb.name.split()[1] for verb in VERBS if verb.name.startswith(group + " ")]
+        table[group] = list(dict.fromkeys(v.name.split()[1] for v in VERBS if v.name.startswith(group + " ")))
     for verb in VERBS:
+        group, _, last = verb.name.rpartition(" ")
+        if " " in group:
+            table.setdefault(group, []).append(last)
         table[verb.name] = [f"--{flag.name}" for flag in (*verb.flags, *SHARED)]
     return table
 

@@ -140,6 +140,30 @@ OWN = (
         (Flag("port", "PORT", "the same as PORT", kind="int"), SESSION, TENANT),
     ),
     Verb("sandbox exposed", "network:exposed", "", "Ports that have a URL.", (SESSION, TENANT)),
+    Verb(
+        "sandbox snapshot save", "workspaces:save", "ID NAME", "Keep the files of a sandbox, running or stopped.",
+        (
+            Flag("full", "", "also what was changed outside /workspace (files deleted from the image are not noticed)"),
+            Flag("force", "", "replace a snapshot of the same name"),
+        ),
+        ("atoll sandbox snapshot save $ID my-checkpoint",),
+    ),
+    Verb("sandbox snapshot list", "workspaces:list_snapshots", "", "Your snapshots."),
+    Verb(
+        "sandbox snapshot restore", "workspaces:restore", "NAME", "A new sandbox with a snapshot's files.",
+        (
+            *LIMITS, TENANT, Flag("name", "NAME", "a name for the new sandbox"),
+            Flag("base", "[=NAME]", "say how much of it other snapshots share, and what is missing", kind="optional"),
+        ),
+        ("atoll sandbox snapshot restore my-checkpoint",),
+    ),
+    Verb("sandbox snapshot delete", "workspaces:delete", "NAME", "Delete a snapshot and the content only it has."),
+    Verb("sandbox snapshot inspect", "workspaces:inspect", "NAME", "Its files, and what it shares with others."),
+    Verb("sandbox snapshot export", "workspaces:export", "NAME FILE", "Write it to one file, - for standard output."),
+    Verb(
+        "sandbox snapshot import", "workspaces:bring_in", "FILE NAME", "A snapshot from such a file, - for standard input.",
+        (Flag("force", "", "replace a snapshot of the same name"),),
+    ),
     Verb("sandbox catalog", "help:catalog", "", "This list as JSON."),
     Verb(
         "exec", "execute:execute", "REF CMD [ARG...]", "Run a program in a sandbox.",

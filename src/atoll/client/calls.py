@@ -92,11 +92,15 @@ _RENAMED = {"idle_timeout": "idle_timeout_s", "lifetime": "lifetime_s"}
 
 def create(options: Mapping[str, Any]) -> Call:
     """`options` are those of `CreateOptions`; limits stand beside the others there and are grouped on the wire."""
+    return Call("POST", "/v1/sandboxes", _encode(create_fields(options)), _JSON)
+
+
+def create_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     fields = {_RENAMED.get(key, key): value for key, value in options.items() if key not in _LIMITS}
     limits = {key: options[key] for key in _LIMITS if options.get(key) is not None}
     if limits:
         fields["limits"] = limits
-    return Call("POST", "/v1/sandboxes", _encode(fields), _JSON)
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def list_sandboxes(state: str = "active", name: str | None = None) -> Call:

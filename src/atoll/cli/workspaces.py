@@ -1,0 +1,134 @@
+"""Snapshots and sub-agents: `sandbox snapshot ...` and `sandbox subagent`, in K8E's words."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from ..client import calls
+from ..client.http import quote, with_query
+from ..errors import InvalidArgument
+from .output import print_json, say, write
+from .session import create_options, open_link, reference, setting, shown, tenant_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from .grammar import Arguments
+
+LARGE = 500 << 20
+PIECE = 1 << 20
+
+
+def save(arguments: Arguments) -> int:
+    ref, name = reference(arguments.rest[0]), arguments.rest[1]
+    fields = {"name": _checked(name), "full": arguments.full or None, "force": arguments.force or None}
+    call = calls.post(calls.sandbox_path(ref, "snapshots"), fields)
+    call.timeout = None
+    wire = open_link(arguments).call(call)
+    if wire["size_bytes"] > LARGE:
+        say(f"atoll: this snapshot holds {wire['size_bytes'] >> 20} MB")
+    for path in wire["skipped"][:5]:
+        say(f"atoll: not kept: {path}")
+    found = {"ok": True, "name": name, "size_bytes": wire["size_bytes"], "file_count": wire["file_count"]}
+    print_json({**found, "stored_bytes": wire["stored_bytes"], "full": wire["full"], "skipped": wire["skipped"]})
+    return 0
+
+
+def list_snapshots(arguments: Arguments) -> int:
+    wire = open_link(arguments).call(calls.get("/v1/snapshots"))
+    print_json({"snapshots": [_shown(item) for item in wire["snapshots"]]})
+    return 0
+
+
+def inspect(arguments: Arguments) -> int:
+    wire = open_link(arguments).call(calls.get(_path(arguments.rest[0])))
+    print_json({**_shown(wire), **{key: wire[key] for key in ("chunks", "shared_chunks", "missing_chunks", "files")}})
+    return 0
+
+
+def restore(arguments: Arguments) -> int:
+    name, link = arguments.rest[0], open_link(arguments)
+    if arguments.base is not None:
+        base = link.call(calls.get(_path(name)))
+        say(f"atoll: {base['shared_chunks']} pieces shared with other snapshots, {base['missing_chunks']} missing")
+    options = create_options(arguments)
+    tenant = tenant_of(arguments) if arguments.tenant or setting("TENANT") else ""
+    options["labels"] = {"tenant": tenant} if tenant else None
+    options["name"] = arguments.name
+    call = calls.post(_path(name) + "/restore", {"sandbox": calls.create_fields(options)})
+    call.timeout = None
+    wire = link.call(call)
+    print_json({"session_id": shown(wire["id"]), "pod_ip": "", "tenant_id": tenant, "restored_from": name})
+    return 0
+
+
+def delete(arguments: Arguments) -> int:
+    wire = open_link(arguments).call(calls.Call("DELETE", _path(arguments.rest[0])))
+    print_json({"ok": True, "freed_bytes": wire["freed_bytes"]})
+    return 0
+
+
+def export(arguments: Arguments) -> int:
+    name, target = arguments.rest
+    exchange = open_link(arguments).open(calls.get(_path(name) + "/archive", timeout=None))
+    exchange.raise_for_status()
+    if target == "-":
+        while piece := exchange.read():
+            write(1, piece)
+        return 0
+    fresh, size = f"{target}.part", 0
+    try:
+        with open(fresh, "xb") as file:
+            while piece := exchange.read():
+                size += file.write(piece)
+        os.replace(fresh, target)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {target}: {error.strerror}") from None
+    finally:
+        if os.path.exists(fresh):
+            os.unlink(fresh)
+    print_json({"ok": True, "name": name, "path": target, "bytes": size})
+    return 0
+
+
+def bring_in(arguments: Arguments) -> int:
+    source, name = arguments.rest
+    target = with_query(_path(name) + "/archive", {"force": True if arguments.force else None})
+    call = calls.Call("PUT", target, None, (("Content-Type", "application/x-tar"),), timeout=None)
+    try:
+        descriptor = 0 if source == "-" else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {source}: {error.strerror}") from None
+    wire = open_link(arguments).open(call, iter(lambda: os.read(descriptor, PIECE), b"")).json()
+    print_json({"ok": True, **_shown(wire)})
+    return 0
+
+
+def _shown(wire: dict[str, Any]) -> dict[str, Any]:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(wire["created_at"]))
+    found = {"name": wire["name"], "created_at": at, "size_bytes": wire["size_bytes"], "file_count": wire["file_count"]}
+    session = wire["sandbox_id"]
+    found["session_id"] = shown(session) if session and not session.startswith("sess-") else session
+    return {**found, "tenant_id": wire["tenant"], "image": wire["image"], "full": wire["full"]}
+
+
+def _checked(name: str) -> str:
+    """The daemon checks it again; here it must not change the meaning of a path."""
+    if (
+        not name
+        or len(name) > 63
+        or not name[0].isalnum()
+        or ".." in name
+        or not all(c.isalnum() or c in "_.-" for c in name)
+    ):
+        raise InvalidArgument(
+            f"{name!r:.80} is not a snapshot's name",
+            hint="1 to 63 letters, digits, `_`, `.` or `-`, starting with a letter or digit",
+        )
+    return name
+
+
+def _path(name: str) -> str:
+    return "/v1/snapshots/" + quote(_checked(name))
