@@ -137,6 +137,9 @@ def gateway() -> Iterator[Gateway]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     home = Path(tempfile.mkdtemp(prefix="atoll-grpc-"))
+    # One runtime, so that no test waits for probes of others; ATOLL_RUNTIME chooses another.
+    runtime = os.environ.get("ATOLL_RUNTIME", "container")
+    (home / "config.toml").write_text(f'[sandboxes]\nruntime = "{runtime}"\n')
     made = Gateway(home)
     try:
         made.start()
