@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use crate::sys;
+use crate::{filter, sys};
 
 pub const MAX_BOOT: usize = 1024 * 1024;
 
@@ -18,6 +18,7 @@ pub struct Boot {
     pub hostname: Option<String>,
     pub deadline_ms: Option<u64>,
     pub rlimits: Vec<(u32, u64, u64)>,
+    pub refuse: Vec<(u32, u16)>,
     pub max_streams: usize,
     pub max_procs: usize,
 }
@@ -61,6 +62,11 @@ impl Boot {
                 return Err(format!("boot message: rlimit `{name}` must be [soft, hard]"));
             };
             boot.rlimits.push((resource, soft, hard));
+        }
+        for (name, error) in root.get("refuse").and_then(|v| v.as_object()).into_iter().flatten() {
+            let number = filter::number_of(name).ok_or_else(|| format!("boot message: cannot refuse `{name}`"))?;
+            let error = error.as_u64().filter(|e| (1..4096).contains(e)).and_then(|e| u16::try_from(e).ok());
+            boot.refuse.push((number, error.ok_or_else(|| format!("boot message: no error for `{name}`"))?));
         }
         Ok(boot)
     }
@@ -122,7 +128,7 @@ pub fn apply(boot: &Boot) -> Result<(), String> {
     if let Some(name) = &boot.hostname {
         set_hostname(name);
     }
-    Ok(())
+    filter::refuse(&boot.refuse).map_err(|e| format!("refusing system calls: {e}"))
 }
 
 /// Best effort: not every runtime lets the agent do it.

@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod boot;
 pub mod bridge;
+pub mod filter;
 pub mod forward;
 pub mod fs;
 pub mod launch;
