@@ -43,7 +43,8 @@ pub fn enter(spaces: &Spaces) -> Result<()> {
         }
         sys::check(libc::setgroups(0, std::ptr::null()).into(), step, "setgroups")?;
         sys::check(libc::setresgid(0, 0, 0).into(), step, "setresgid")?;
-        sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid").map(|_| ())
+        sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid")?;
+        sys::check(libc::unshare(libc::CLONE_NEWCGROUP).into(), step, "unshare(cgroup)").map(|_| ())
     }
 }
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle, children
-from atoll.backends.local.cgroups import Group
+from atoll.backends.local import binaries, bundle, children, seccomp
+from atoll.backends.local.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.door import SOCKET, Door
 from atoll.backends.local.engines import HANDED_FD, Engine
@@ -216,7 +216,8 @@ class Assembly:
         limits = spec.limits
         rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
         if self._engine.inside:
-            rlimits["nproc"] = [limits.pids, limits.pids]
+            processes = limits.pids + SPARE_PIDS
+            rlimits["nproc"] = [processes, processes]
         message = {
             **spec.boot,
             **self._secrets,
@@ -224,6 +225,7 @@ class Assembly:
             "listen_fd": None if self._engine.inside else HANDED_FD,
             "dial": f"{DIAL_TARGET}/{SOCKET}" if self._engine.inside else None,
             "rlimits": rlimits,
+            "refuse": seccomp.REFUSED_INSIDE if self._engine.inside else {},
         }
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
         os.write(fd, json.dumps(message).encode())

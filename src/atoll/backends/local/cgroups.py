@@ -21,7 +21,7 @@ from atoll.errors import Internal, Unsupported
 TOP = "atoll"
 PERIOD_US = 100_000
 _CONTROLLERS = ("cpu", "memory", "pids")
-_SPARE_PIDS = 8  # the agent and its shims, which the user did not ask for
+SPARE_PIDS = 8  # the agent and its shims, which the user did not ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Group:
 
     def apply(self, limits: Limits, tasks: int | None = None) -> dict[str, bool]:
         """Set them; says which of them this host holds. `tasks`: of the host, where those are not the sandbox's processes."""
-        pids = limits.pids + _SPARE_PIDS if tasks is None else tasks
+        pids = limits.pids + SPARE_PIDS if tasks is None else tasks
         return {
             "cpus": self._set_cpu(limits.cpus),
             "memory_mb": self._set_memory(limits.memory_mb << 20),
