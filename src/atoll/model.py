@@ -113,6 +113,17 @@ class CreateSandbox(Request, kw_only=True):
             raise ValueError("hosts must be at most 1000 names of at most 300 characters")
 
 
+class SubAgent(Request, kw_only=True):
+    """A sandbox beside another one, on the same /workspace. What is left unsaid is the parent's; nothing may be wider."""
+
+    name: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    limits: LimitsSpec = field(default_factory=LimitsSpec)
+    hosts: list[str] | None = None
+    network: bool = True
+    labels: dict[str, str] = field(default_factory=dict)
+
+
 class InitialFile(Request, kw_only=True):
     """A file that is there before the command starts."""
 
@@ -155,6 +166,7 @@ class OpenAgentkernel(Request, kw_only=True):
     any_host: bool = False
     allow_host_access: bool = False
     legacy_exit_errors: bool = False
+    runtime: Runtime = "auto"
 
 
 class Extend(Request, kw_only=True):
@@ -191,6 +203,7 @@ class SandboxInfo(Answer, kw_only=True):
     workdir: str
     pid: int | None
     end: End | None
+    parent_id: str | None = None
 
 
 # Commands

@@ -108,7 +108,7 @@ def test_the_catalog_names_every_sandbox_verb(capfd: pytest.CaptureFixture[str])
     answer = loads(capfd.readouterr().out)
     assert answer["catalog_version"] == 1
     names = {command["name"] for command in answer["commands"]}
-    assert names == {name.split()[1] for name in BY_NAME if name.startswith("sandbox ")}
+    assert names == {name.split(" ", 1)[1] for name in BY_NAME if name.startswith("sandbox ")}
     run = next(command for command in answer["commands"] if command["name"] == "run")
     assert {"name": "--raw", "usage": run["flags"][4]["usage"]} in run["flags"]
 

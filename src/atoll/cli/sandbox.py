@@ -248,7 +248,7 @@ def _ref(arguments: Arguments) -> str:
 def _session(wire: dict[str, Any]) -> dict[str, Any]:
     """A sandbox in K8E's words; atoll's own fields follow."""
     found = {
-        "session_id": shown(wire["id"]),
+        "session_id": shown(wire["id"], wire.get("parent_id")),
         "phase": PHASES.get(wire.get("state") or "", wire.get("state")),
         "runtime_class": wire.get("runtime"),
         "pod_ip": "",

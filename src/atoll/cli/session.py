@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PREFIX = "sess-"
 RUN_MARK = "-bg-"
+SUB_MARK = "-sub-"
 AUTO_IDLE, AUTO_LIFETIME = 1800, 43_200
 _ID = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
@@ -64,14 +65,15 @@ def tenant_of(arguments: Arguments) -> str:
     return str(tenant)
 
 
-def shown(sandbox_id: str) -> str:
+def shown(sandbox_id: str, parent: str | None = None) -> str:
     """A sandbox's id as K8E shows it."""
-    return PREFIX + sandbox_id
+    return f"{PREFIX}{parent}{SUB_MARK}{sandbox_id}" if parent else PREFIX + sandbox_id
 
 
 def reference(text: str) -> str:
-    """What a person typed, as the daemon knows it: `sess-<id>` is the id, anything else a name or alias."""
-    bare = text[len(PREFIX) :]
+    """What a person typed, as the daemon knows it: `sess-<id>` and a sub-agent's `sess-<parent>-sub-<id>` are ids, anything
+    else is a name or alias."""
+    bare = text[len(PREFIX) :].rpartition(SUB_MARK)[2]
     return bare if text.startswith(PREFIX) and len(bare) == 20 and set(bare) <= _ID else text
 
 

@@ -164,6 +164,20 @@ OWN = (
         "sandbox snapshot import", "workspaces:bring_in", "FILE NAME", "A snapshot from such a file, - for standard input.",
         (Flag("force", "", "replace a snapshot of the same name"),),
     ),
+    Verb(
+        "sandbox subagent", "workspaces:subagent", "PARENT_ID",
+        "A sandbox beside another on the same /workspace; it ends with its parent and may never have more.",
+        (
+            Flag("cpus", "N", "CPUs, at most the parent's", kind="number"),
+            Flag("memory", "MB", "memory, at most the parent's", kind="int"),
+            Flag("pids", "N", "processes, at most the parent's", kind="int"),
+            Flag("allowed-hosts", "CSV", "some of the parent's hosts; none for no host", kind="csv"),
+            Flag("no-network", "", "only loopback inside"),
+            ENV,
+            Flag("name", "NAME", "a name to refer to it by"),
+        ),
+        ("A=$(atoll sandbox subagent $PARENT | jq -r .session_id)",),
+    ),
     Verb("sandbox catalog", "help:catalog", "", "This list as JSON."),
     Verb(
         "exec", "execute:execute", "REF CMD [ARG...]", "Run a program in a sandbox.",

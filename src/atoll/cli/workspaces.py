@@ -106,6 +106,23 @@ def bring_in(arguments: Arguments) -> int:
     return 0
 
 
+def subagent(arguments: Arguments) -> int:
+    fields = {
+        "name": arguments.name,
+        "hosts": [] if arguments.allowed_hosts == ["none"] else arguments.allowed_hosts,
+        "network": False if arguments.no_network else None,
+        "env": dict(arguments.env) or None,
+        "limits": {
+            key: value
+            for key, value in (("cpus", arguments.cpus), ("memory_mb", arguments.memory), ("pids", arguments.pids))
+            if value is not None
+        },
+    }
+    wire = open_link(arguments).call(calls.post(calls.sandbox_path(reference(arguments.rest[0]), "subagents"), fields))
+    print_json({"session_id": shown(wire["id"], wire["parent_id"])})
+    return 0
+
+
 def _shown(wire: dict[str, Any]) -> dict[str, Any]:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(wire["created_at"]))
     found = {"name": wire["name"], "created_at": at, "size_bytes": wire["size_bytes"], "file_count": wire["file_count"]}

@@ -19,6 +19,7 @@ from atoll.core.recovery import reconcile
 from atoll.core.sandboxes import Sandboxes
 from atoll.core.snapshots import Snapshots
 from atoll.core.store import Store
+from atoll.core.subagents import SubAgents
 
 
 class Core:
@@ -41,6 +42,7 @@ class Core:
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history)
+        self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
@@ -50,6 +52,7 @@ class Core:
         await self.network.start()
         await self.backend.start()
         await reconcile(self.sandboxes, self.commands)
+        await self.subagents.end_orphans()
         await self.reaper.reap()
         self.reaper.start()
 

@@ -47,11 +47,15 @@ class Live:
         self.watcher: asyncio.Task[None] | None = None
         self.oom_kills = 0
         self.network: Network | None = None  # where it is connected; None for plain backends of tests
+        self.parent_id: str | None = row.get("parent_id")
+        self.parent: Live | None = None
+        self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
         self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
 
     @property
     def busy(self) -> bool:
-        return self.operations > 0 or any(not command.ended for command in self.commands.values())
+        working = self.operations > 0 or any(not command.ended for command in self.commands.values())
+        return working or any(child.busy for child in self.children)
 
     @property
     def background_runs(self) -> int:
@@ -81,6 +85,8 @@ class Live:
 
     def touch(self) -> None:
         self.last_active = time.time()
+        if self.parent is not None:
+            self.parent.last_active = self.last_active
 
     @contextmanager
     def use(self) -> Iterator[GuestClient]:

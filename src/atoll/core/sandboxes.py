@@ -67,9 +67,12 @@ class Sandboxes:
 
     # The verbs
 
-    async def create(self, who: Principal, spec: CreateSandbox) -> SandboxInfo:
-        """A new sandbox, running and reachable. A caller that goes away meanwhile gets nothing left behind."""
-        task = self._spawn(self._create(who, spec))
+    async def create(self, who: Principal, spec: CreateSandbox, *, parent: str | None = None) -> SandboxInfo:
+        """A new sandbox, running and reachable. A caller that goes away meanwhile gets nothing left behind.
+
+        `parent` shares its workspace; `subagents.py` decides what such a one may have.
+        """
+        task = self._spawn(self._create(who, spec, parent))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -210,6 +213,7 @@ class Sandboxes:
             return
         live = self.live.get((row["owner"], sandbox))
         if live is None:
+            await self.end_children(sandbox, by)
             await self._bury(row, kind, detail, by)
             return
         async with live.changing:
@@ -218,11 +222,17 @@ class Sandboxes:
             live.ending = live.ending or (kind, detail, by)
             self._set_state(live, "ending", end_kind=live.ending[0], end_detail=live.ending[1], end_by=live.ending[2])
             await live.client.close(gone(sandbox, *live.ending))
+            await self.end_children(sandbox, by)
             await self._bury({**row, "record": {**row["record"], "box": live.box.record}}, *live.ending)
             live.state = "ended"
-            self.live.pop((live.owner, sandbox), None)
+            self._forget(live)
             if live.watcher is not None and live.watcher is not asyncio.current_task():
                 live.watcher.cancel()
+
+    async def end_children(self, sandbox: str, by: str) -> None:
+        """Sub-agents do not outlive the sandbox whose workspace they share."""
+        for child in self.store.children(sandbox):
+            await self.end(child["id"], "destroyed", "its parent ended", by)
 
     async def retire(self, sandbox: str, kind: str, detail: str) -> None:
         """The end that time or a fault brings: a persistent sandbox keeps its disk, any other is destroyed."""
@@ -239,9 +249,7 @@ class Sandboxes:
         """Take over a box that lives, made by us or by a daemon before us."""
         live = Live(row, box)
         live.network = self.network
-        self.live[live.owner, live.id] = live
-        live.watcher = self._spawn(self._watch(live))
-        self.changed.set()
+        self._enter(live)
         return live
 
     async def close(self) -> None:
@@ -263,7 +271,7 @@ class Sandboxes:
 
     # Creating
 
-    async def _create(self, who: Principal, spec: CreateSandbox) -> SandboxInfo:
+    async def _create(self, who: Principal, spec: CreateSandbox, parent: str | None = None) -> SandboxInfo:
         quotas.check_request(who, spec)
         spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
@@ -273,7 +281,7 @@ class Sandboxes:
         policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
         image = await self.images.choose(spec.image, spec.program)
-        row = self._new_row(who, spec, runtime, image, limits, policy)
+        row = {**self._new_row(who, spec, runtime, image, limits, policy), "parent_id": parent}
         quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
         self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
         if not spec.start:
@@ -313,6 +321,7 @@ class Sandboxes:
                 "deadline_ms": _agent_deadline(row["expires_at"]),
             },
             mounts=mounts,
+            workspace=row.get("parent_id"),
             disk=disk,
             network=await self.network.attach(sandbox, row["record"]["policy"]),
             read_only_root=spec.read_only_root,
@@ -332,10 +341,26 @@ class Sandboxes:
         except BaseException:
             await live.client.close()
             raise
+        self._enter(live)
+        return live
+
+    def _enter(self, live: Live) -> None:
+        """It is alive: known by its id, watched, and beside its parent or sub-agents."""
         self.live[live.owner, live.id] = live
+        for other in self.live.values():
+            if other.id == live.parent_id:
+                live.parent = other
+                other.children.add(live)
+            elif other.parent_id == live.id:
+                other.parent = live
+                live.children.add(other)
         live.watcher = self._spawn(self._watch(live))
         self.changed.set()
-        return live
+
+    def _forget(self, live: Live) -> None:
+        self.live.pop((live.owner, live.id), None)
+        if live.parent is not None:
+            live.parent.children.discard(live)
 
     async def _check_workdir(self, live: Live) -> None:
         answer = await live.client.request("stat", path=live.spec.workdir)
@@ -416,10 +441,11 @@ class Sandboxes:
             assert row is not None
             self._set_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
             await live.client.close(gone(live.id, kind, detail, by))
+            await self.end_children(live.id, by)
             await self.backend.destroy(live.box.record, keep_disk=True)
             await self.network.detach(live.id)
             live.state = "stopped"
-            self.live.pop((live.owner, live.id), None)
+            self._forget(live)
             self.store.update_sandbox(
                 live.id, state="stopped", record={**row["record"], "box": live.box.record}, last_active=time.time()
             )
@@ -535,6 +561,7 @@ class Sandboxes:
             workdir=spec.get("workdir", "/workspace"),
             pid=live.box.record.get("pid") if live else None,
             end=end,
+            parent_id=row["parent_id"],
         )
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

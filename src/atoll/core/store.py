@@ -206,6 +206,10 @@ class Store:
             query, values = query + " AND name = ?", [*values, name]
         return self._rows(query + " ORDER BY created_at, id LIMIT 10000", *values)
 
+    def children(self, sandbox: str) -> list[Row]:
+        """Its sub-agents that have not ended."""
+        return self._rows("SELECT * FROM sandbox WHERE parent_id = ? AND state != 'ended'", sandbox)
+
     def living(self) -> list[Row]:
         """Of every owner: for the reconciliation at start."""
         return self._rows("SELECT * FROM sandbox WHERE state != 'ended'")

@@ -1,4 +1,4 @@
-"""REST routes for snapshots. Imported for its entries in the table of `rest`."""
+"""REST routes for snapshots and sub-agents. Imported for its entries in the table of `rest`."""
 
 import asyncio
 
@@ -63,3 +63,17 @@ async def bring_in(rest: Rest, exchange: Exchange) -> None:
     force = flag(exchange.query("force"), "force")
     found = await rest.core.snapshots.bring_in(exchange.who, exchange.parts[2], exchange.chunks(), force)
     await exchange.answer(found, 201)
+
+
+@route(
+    "POST",
+    f"{SANDBOX}/subagents",
+    "A sandbox beside it, on the same /workspace",
+    model.SubAgent,
+    model.SandboxInfo,
+    status=201,
+)
+async def subagent(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.SubAgent)
+    work = rest.core.subagents.create(exchange.who, exchange.ref, request)
+    await exchange.answer(await exchange.while_connected(work), 201)

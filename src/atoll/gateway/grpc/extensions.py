@@ -28,7 +28,7 @@ class Extensions:
 
     async def RunSubAgent(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.parent_session_id, "parent_session_id")
-        create = self._verb("sandboxes", "subagent")
+        create = self._verb("subagents", "create")
         info = await create(who, ref)
         return pb.RunSubAgentResponse(session_id=ids.session_id(info))
 

@@ -13,7 +13,6 @@ from ...model import SandboxInfo
 
 SESSION_LABEL = "k8e.session"  # the id a client chose for itself at create
 TENANT_LABEL = "k8e.tenant"
-PARENT_LABEL = "k8e.parent"
 
 _CORE = r"[a-z2-7]{20}"
 _COMMAND = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
@@ -38,8 +37,7 @@ def session_id(info: SandboxInfo) -> str:
     chosen = info.labels.get(SESSION_LABEL)
     if chosen:
         return chosen
-    parent = info.labels.get(PARENT_LABEL)
-    return f"sess-{parent}-sub-{info.id}" if parent else f"sess-{info.id}"
+    return f"sess-{info.parent_id}-sub-{info.id}" if info.parent_id else f"sess-{info.id}"
 
 
 def run_id(sandbox: str, command: str) -> str:
