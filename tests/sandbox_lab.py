@@ -89,7 +89,7 @@ class Lab:
 
     def works(self, runtime: str) -> str:
         """Empty when this machine has the runtime, else why not. Its probe has really started a sandbox."""
-        if RUNTIMES == (runtime,):
+        if (runtime,) == RUNTIMES:
             return ""  # asked for by name: if it does not work, the tests say so
         if self._runtimes is None:
             self.start()

@@ -1,0 +1,75 @@
+"""ESC-12: configuration of the runtime that an image or a request brings along (CVE-2025-24965)."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sandbox_lab import Lab
+
+from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.probe import new_id
+from atoll.guest.client import GuestClient
+from atoll.guest.process import Process
+
+PLANTED = {
+    "ociVersion": "1.0.2",
+    "process": {"args": ["/evil"], "user": {"uid": 0, "gid": 0}, "capabilities": {"effective": ["CAP_SYS_ADMIN"]}},
+    "hooks": {"prestart": [{"path": "/evil"}]},
+    "annotations": {"run.oci.handler": "wasm", "io.katacontainers.config.hypervisor.path": "/evil"},
+    "mounts": [{"destination": "/host", "source": "/", "type": "bind", "options": ["rbind"]}],
+}
+
+
+async def test_planted_files_have_no_effect(tmp_path: Path) -> None:
+    """Every name a runtime might read, at the root of an image; the sandbox starts as if none of them were there."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    image = tmp_path / "image"
+    for place in (
+        "config.json",
+        "rootfs/config.json",
+        "etc/oci/config.json",
+        ".krun_vm.json",
+        "boot.json",
+        "etc/containers/oci/hooks.d/x.json",
+    ):
+        (image / place).parent.mkdir(parents=True, exist_ok=True)
+        (image / place).write_text(json.dumps(PLANTED))
+    (image / ".atoll").mkdir()
+    (image / ".atoll" / "guest").write_text("#!/evil\n")
+    backend = LocalBackend(tmp_path / "home")
+    await backend.start()
+    try:
+        box = await backend.create(
+            BoxSpec(new_id(), Rootfs((str(image),)), runtime="container", limits=Limits(disk_mb=16))
+        )
+        client = GuestClient(
+            box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
+        )
+        try:
+            process = await Process.start(client, "x", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
+            async for _ in process:
+                pass
+            assert process.exit is not None and process.exit.code in (0, 2)  # our agent ran, not what was planted
+            mounts = Path(f"/proc/{box.record['pid']}/mountinfo").read_text()
+            assert " /host " not in mounts
+            status = Path(f"/proc/{box.record['pid']}/status").read_text()
+            assert not int(status.split("CapBnd:\t")[1].split()[0], 16) & (1 << 21)
+        finally:
+            await client.close()
+            await backend.destroy(box.record)
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["annotations", "hooks", "privileged", "devices", "capabilities", "seccomp", "runtime_config", "oci", "user_ns"],
+)
+def test_unknown_fields_are_refused(lab: Lab, field: str) -> None:
+    """Nothing is dropped silently: the request fails and names the field."""
+    lab.start()
+    status, answer = lab.ask("POST", "/v1/sandboxes", {field: {"a": "b"}})
+    assert status == 400 and field in json.dumps(answer), answer

@@ -1,0 +1,37 @@
+"""ESC-13: devices. The list of nodes is the fixed one, on every runtime, and none can be added."""
+
+import os
+
+from atoll import Sandbox
+
+NODES = {"full", "null", "ptmx", "random", "tty", "urandom", "zero"}
+PLACES = {"fd", "mqueue", "pts", "shm", "stderr", "stdin", "stdout", "core", "net", "console"}
+LIST = """
+import os, stat
+for name in sorted(os.listdir('/dev')):
+    mode = os.lstat('/dev/' + name).st_mode
+    print(name, stat.S_ISCHR(mode) or stat.S_ISBLK(mode))
+"""
+MAKE = """
+import os, stat
+for name, kind, *device in (('sda', stat.S_IFBLK, 8, 0), ('mem', stat.S_IFCHR, 1, 1), ('kvm', stat.S_IFCHR, 10, 232),
+                            ('fuse', stat.S_IFCHR, 10, 229), ('tun', stat.S_IFCHR, 10, 200), ('loop', stat.S_IFBLK, 7, 0)):
+    for place in ('/dev', '/tmp', '/workspace', '/dev/shm'):
+        try:
+            os.mknod(f'{place}/bad-{name}', kind | 0o666, os.makedev(*device))
+            os.open(f'{place}/bad-{name}', os.O_RDONLY); print('opened', place, name)
+        except OSError: pass
+"""
+
+
+def test_the_node_list_is_the_profiles(anywhere: Sandbox) -> None:
+    """Only the harmless ones; no disk, no kvm, no fuse, no tun, no memory, no graphics."""
+    found = dict(line.split() for line in anywhere.run(LIST).stdout.splitlines())
+    assert {name for name, node in found.items() if node == "True"} <= NODES | {"console"}
+    assert set(found) <= NODES | PLACES, found
+    assert len(os.listdir("/dev")) > len(found)  # control: the host has more to offer
+
+
+def test_no_node_can_be_made_and_opened(anywhere: Sandbox) -> None:
+    """Not even by root inside, anywhere that can be written."""
+    assert anywhere.run(MAKE).stdout == ""

@@ -1,0 +1,38 @@
+"""ESC-04: an image whose /dev, /proc or /sys is a link to somewhere else. Unpacking is in tests/images/test_hostile_layers.py;
+here the same tree is put under a start without having passed the unpacker."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.probe import new_id
+from atoll.errors import AtollError
+
+
+@pytest.mark.parametrize("name", ["dev", "proc", "sys", "workspace", ".atoll"])
+@pytest.mark.parametrize("how", ["absolute", "relative", "nested"])
+async def test_such_an_image_does_not_start(tmp_path: Path, name: str, how: str) -> None:
+    """It is refused, nothing is written where the link leads, nothing is left."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    decoy = tmp_path / "decoy"
+    decoy.mkdir()
+    image = tmp_path / "image"
+    (image / "inner").mkdir(parents=True)
+    target = {"absolute": str(decoy), "relative": "../decoy", "nested": "inner/step"}[how]
+    if how == "nested":
+        (image / "inner" / "step").symlink_to(decoy)
+    (image / name).symlink_to(target)
+    backend = LocalBackend(tmp_path / "home")
+    await backend.start()
+    try:
+        with pytest.raises(AtollError):
+            await backend.create(
+                BoxSpec(new_id(), Rootfs((str(image),)), runtime="container", limits=Limits(disk_mb=16))
+            )
+        assert list(decoy.iterdir()) == [] and await backend.sweep(set()) == []
+    finally:
+        await backend.close()
