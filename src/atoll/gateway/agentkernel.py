@@ -39,6 +39,7 @@ class Settings:
     ceiling: Ceiling
     any_host: bool = False
     legacy_exit_errors: bool = False
+    runtime: str = "auto"
 
 
 def route(method: str, path: str) -> Callable[[Handler], Handler]:
@@ -111,6 +112,7 @@ class Agentkernel:
             profile=_profile(request.profile),
             mode=_mode(request.compatibility_mode),
             network=request.network is not False,
+            runtime=self.settings.runtime,
         )
         command = _command(request.command, request.env, request.cwd, request.timeout_ms)
         return RunOnce(sandbox=spec, command=command, any_host=self.settings.any_host)
@@ -258,7 +260,7 @@ async def create(app: Agentkernel, exchange: Exchange) -> None:
         name=words.sandbox_name(request.name),
         image=words.image_name(request.image) if request.image else DEFAULT_IMAGE,
         program=None if request.image else "sh",
-        runtime=_runtime(request.backend),
+        runtime=_runtime(request.backend, app.settings.runtime),
         profile=_profile(request.profile),
         mode=_mode(request.compatibility_mode) or ("native" if app.settings.any_host else None),
         network=request.network is not False,
@@ -270,9 +272,9 @@ async def create(app: Agentkernel, exchange: Exchange) -> None:
     await ok(exchange, words.sandbox(info), 201)
 
 
-def _runtime(backend: str | None) -> str:
-    known = {None: "auto", "docker": "container", "podman": "container"}
-    return known.get(backend, backend or "auto")
+def _runtime(backend: str | None, default: str) -> str:
+    known = {None: default, "auto": default, "docker": "container", "podman": "container"}
+    return known.get(backend, backend or default)
 
 
 @route("GET", "sandboxes/*")

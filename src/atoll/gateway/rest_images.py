@@ -132,7 +132,8 @@ async def _serve(rest: Rest, request: model.OpenAgentkernel) -> AsyncIterator[fr
     from atoll.gateway.agentkernel_door import Admission, Door
 
     ceiling = OPEN if request.allow_host_access else Ceiling(any_host=request.any_host)
-    settings = Settings(Admission(request.host, request.key), ceiling, request.any_host, request.legacy_exit_errors)
+    admission = Admission(request.host, request.key)
+    settings = Settings(admission, ceiling, request.any_host, request.legacy_exit_errors, request.runtime)
     door = Door(Agentkernel(rest.core, settings))
     try:
         port = await door.open(request.host, request.port)

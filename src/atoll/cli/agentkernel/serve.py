@@ -29,6 +29,7 @@ def serve(arguments: Arguments) -> int:
         "any_host": called_agentkernel(),
         "allow_host_access": bool(arguments.allow_host_access),
         "legacy_exit_errors": bool(arguments.legacy_exit_errors),
+        "runtime": os.environ.get("ATOLL_RUNTIME") or "auto",
     }
     headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
     call = Call("POST", "/v1/agentkernel", dumps(fields).encode("ascii"), headers, timeout=None)
