@@ -46,6 +46,9 @@ class Lab(DaemonProcess):
     def start(self) -> None:
         egress_world.in_net(self.net, super().start)  # a child is born in the namespace of the thread that starts it
 
+    def create(self, **fields: Any) -> Box:
+        return super().create(**{"runtime": "container", **fields})
+
     def in_net(self, work: Callable[[], T]) -> T:
         """Do something from where the daemon is."""
         return egress_world.in_net(self.net, work)
