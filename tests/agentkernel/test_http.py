@@ -146,7 +146,7 @@ def test_sandbox_life(server: Server, box: str) -> None:
     )
     assert found["output"] == "kept\n"
     assert server.data("POST", f"/sandboxes/{box}/extend", {"by": "1h"})["expires_at"].endswith("Z")
-    assert [entry["type"] for entry in server.data("GET", f"/sandboxes/{box}/logs")][0] == "created"
+    assert server.data("GET", f"/sandboxes/{box}/logs")[0]["type"] == "created"
 
 
 def test_unknown_and_removed_sandboxes(server: Server) -> None:

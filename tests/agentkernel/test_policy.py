@@ -7,7 +7,9 @@ import pytest
 from atoll import errors, profiles
 from atoll.cli.agentkernel import policy, project
 from atoll.cli.grammar import Arguments, UsageError
-from atoll.core.profiles import OPEN, Ceiling, resolve
+from atoll.core.access import local
+from atoll.core.credentials import KeyHolder
+from atoll.core.profiles import OPEN, Ceiling, ceiling_of, resolve
 from atoll.egress import presets
 from atoll.model import CreateSandbox
 
@@ -214,3 +216,11 @@ def test_files_outside_the_directory_need_a_named_file(tmp_path: Path) -> None:
             named(inner, f'[[files]]\nsource = "{source}"\ndest = "/workspace/s"\nmode = "0600"\n').files()[0]["mode"]
             == 0o600
         )
+
+
+def test_a_key_without_the_admin_scope_is_below_the_ceiling() -> None:
+    def key(*scopes: str) -> KeyHolder:
+        return KeyHolder("key:a", 65534, 65534, "key", "a", "id", scopes, {}, "")
+
+    assert ceiling_of(local(0, 0)) == OPEN and ceiling_of(key("use", "admin")) == OPEN
+    assert ceiling_of(key("use")) == Ceiling()

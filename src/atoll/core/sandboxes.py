@@ -273,6 +273,7 @@ class Sandboxes:
 
     async def _create(self, who: Principal, spec: CreateSandbox, parent: str | None = None) -> SandboxInfo:
         quotas.check_request(who, spec)
+        profiles.ceiling_of(who).check(spec)
         spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
         if spec.host_ports and who.kind != "local":

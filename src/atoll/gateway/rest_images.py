@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from atoll import errors, model
+from atoll.core.credentials import require
 from atoll.core.images import StoredImages
 from atoll.gateway import frames
 from atoll.gateway.exchange import Exchange
@@ -51,6 +52,7 @@ async def inspect(rest: Rest, exchange: Exchange) -> None:
 
 @route("POST", "/v1/images/pull", "Pull an image, telling how far it is", model.PullImage)
 async def pull(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
     request, images = await exchange.json(model.PullImage), _images(rest)
     entry = images.catalog.get(request.name)
     images.allowlist.check(request.name, images.catalog)
@@ -60,6 +62,7 @@ async def pull(rest: Rest, exchange: Exchange) -> None:
 
 @route("POST", "/v1/images/build", "Build an image of Debian packages", model.BuildImage)
 async def build(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
     request, images = await exchange.json(model.BuildImage), _images(rest)
     work = images.watch(lambda step: images.store.build_debian(request.name, request.debian, step))
     await frames.send(exchange, work)
@@ -67,6 +70,7 @@ async def build(rest: Rest, exchange: Exchange) -> None:
 
 @route("POST", "/v1/images/remove", "Remove an image's name, and the image with its last name", model.PullImage)
 async def remove(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
     request, images = await exchange.json(model.PullImage), _images(rest)
     entry = images.catalog.get(request.name)
     name = entry.oci if entry is not None and images.store.find(entry.oci) is not None else request.name
@@ -76,6 +80,7 @@ async def remove(rest: Rest, exchange: Exchange) -> None:
 
 @route("POST", "/v1/images/prune", "Remove what no name and no sandbox needs")
 async def prune(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
     await exchange.json(model.Request)
     pruned = await asyncio.to_thread(_images(rest).store.prune, _in_use(rest))
     await exchange.answer({"images": list(pruned.images), "layers": pruned.layers, "bytes": pruned.bytes})
@@ -117,6 +122,8 @@ async def policy_hosts(rest: Rest, exchange: Exchange) -> None:
 async def agentkernel(rest: Rest, exchange: Exchange) -> None:
     from atoll.gateway.agentkernel_door import is_loopback
 
+    if exchange.who.kind != "local":
+        raise errors.PermissionDenied("only a person on this machine opens a door")
     request = await exchange.json(model.OpenAgentkernel)
     if not request.key and not is_loopback(request.host):
         raise errors.PermissionDenied(
