@@ -14,6 +14,7 @@ from ...errors import InvalidArgument, Unsupported
 from ...model import ChangeHosts, convert
 from ..pb.sandbox.v1 import sandbox_pb2 as pb
 from . import ids
+from .sessions import check_env
 from .text import clean
 
 _SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -28,6 +29,7 @@ class Extensions:
 
     async def RunSubAgent(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.parent_session_id, "parent_session_id")
+        check_env(request.env)
         create = self._verb("subagents", "create")
         info = await create(who, ref)
         return pb.RunSubAgentResponse(session_id=ids.session_id(info))

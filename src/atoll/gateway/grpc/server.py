@@ -66,5 +66,5 @@ def services(core: Core, app: verbs.App, keeper: Doorkeeper, authority: Authorit
     """All that atoll offers over gRPC."""
     return [
         Service(service.DESCRIPTOR, service.SandboxService(core, keeper, authority), service.KINDS, service.SCOPES),
-        Service(verbs.DESCRIPTOR, verbs.AtollService(core, app, keeper.admit), verbs.KINDS),
+        Service(verbs.DESCRIPTOR, verbs.AtollService(core, app, keeper.admit), verbs.KINDS, verbs.SCOPES),
     ]

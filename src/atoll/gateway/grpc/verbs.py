@@ -20,11 +20,12 @@ from .calls import Kind
 from .ids import session_ref
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["AtollService"]
+SCOPES = {"Call": "", "Stream": ""}  # by path, below
 KINDS: dict[str, Kind] = {"Call": None, "Stream": None, "Connect": "write"}  # counted below, by method
 METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
 HEADERS = frozenset(("accept", "content-type", "range", "if-none-match"))
-# What a key without the admin scope may call: its own sandboxes, and what is the same for everybody. Compared before any
-# decoding, so that a path written in another way is not in here.
+# What a key without the admin scope may call: what is its own, and what is the same for everybody.
+OWN = ("/v1/sandboxes", "/v1/snapshots", "/v1/secrets", "/v1/run")
 OPEN_TO_ALL = frozenset(
     ("/v1/health", "/v1/openapi.json", "/v1/runtimes", "/v1/images", "/v1/images/detect", "/v1/images/inspect")
 )
@@ -115,9 +116,7 @@ class AtollService:
             raise InvalidArgument("target must be a path below /v1/ with an optional query, percent-encoded")
         self._admit(who, "read" if request.method == "GET" else "write")
         path, _, query = target.partition("?")
-        own = path in ("/v1/run", "/v1/sandboxes") or path.startswith("/v1/sandboxes/")
-        if not own and not (request.method == "GET" and path in OPEN_TO_ALL):
-            require(who, "admin")
+        require(who, _scope_for(request.method, path))
         headers = []
         for header in request.headers:
             name = header.name.lower()
@@ -139,6 +138,15 @@ class AtollService:
             "server": None,
             "state": {"principal": who},
         }
+
+
+def _scope_for(method: str, path: str) -> str:
+    """What a call needs. Compared before any decoding, so that a path written in another way needs the most."""
+    if path == "/v1/approvals" or path.startswith("/v1/approvals/"):
+        return "approve"
+    if path in OWN or path.startswith(tuple(f"{collection}/" for collection in OWN)):
+        return "use"
+    return "use" if method == "GET" and path in OPEN_TO_ALL else "admin"
 
 
 async def _exchange(
