@@ -20,7 +20,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 found = {}
 def call(name, number, *args):
     ctypes.set_errno(0)
-    padded = [*args, *[0] * (6 - len(args))]
+    padded = [ctypes.c_long(a) if isinstance(a, int) else a for a in (*args, *[0] * (6 - len(args)))]
     found[name] = 'done' if libc.syscall(number, *padded) >= 0 else errno.errorcode.get(ctypes.get_errno(), '?')
 call('unshare(NEWUSER)', 272, 0x10000000)
 call('unshare(NEWNS)', 272, 0x20000)
@@ -58,7 +58,7 @@ def test_surface_equals_the_profile(anywhere: Sandbox, runtime: str) -> None:
         assert int(status[name], 16) & ~CAPABILITIES == 0, name
     assert int(status["CapInh"], 16) == 0
     if runtime == "container":
-        assert set(calls.values()) == {"EPERM"}, calls
+        assert {name: outcome for name, outcome in calls.items() if outcome != "EPERM"} == {}
         assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
