@@ -127,7 +127,7 @@ def test_an_id_of_ones_own(cli: Cli) -> None:
 
 def test_lists(cli: Cli) -> None:
     name = f"n-{os.urandom(4).hex()}"
-    session = cli.ok("sandbox", "create", name, "--env", "A=1", "--label", "team=x")["session_id"]
+    session = cli.ok("sandbox", "create", "--name", name, "--env", "A=1", "--label", "team=x")["session_id"]
     listed = {item["session_id"]: item for item in cli.ok("sandbox", "list")["sandboxes"]}
     assert listed[session]["name"] == name and listed[session]["env_keys"] == ["A"]
     assert session in [item["session_id"] for item in cli.ok("sandbox", "sessions")["sessions"]]
