@@ -32,7 +32,7 @@ class Gateway:
         self.home = home
         self.process: subprocess.Popen[bytes] | None = None
         self.channels: list[grpc.Channel] = []
-        self.port = "0"
+        self.starts = 0
 
     def start(self) -> None:
         command = [
@@ -44,6 +44,7 @@ class Gateway:
             "--grpc",
             f"127.0.0.1:{self.port}",
         ]
+        self.starts += 1
         with open(self.home / "stderr", "ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
         until = time.monotonic() + PATIENCE
@@ -71,7 +72,7 @@ class Gateway:
 
     def stub(self, key: str | None = None) -> Any:
         """A client: with a key, or as the local user."""
-        return Caller(sandbox_pb2_grpc.SandboxServiceStub(self.channel()), key)
+        return Caller(self, key)
 
     def key(self, name: str, **options: Any) -> NewKey:
         keys = Keys(self.home / "atoll.db")
@@ -92,7 +93,6 @@ class Gateway:
             self.process.wait(PATIENCE)
 
     def restart(self, number: int = signal.SIGTERM) -> None:
-        self.port = self.endpoint.rpartition(":")[2]
         self.terminate(number)
         (self.home / "grpc.endpoint").unlink(missing_ok=True)
         self.start()
@@ -112,13 +112,18 @@ class Gateway:
 
 
 class Caller:
-    """A stub whose every call carries a key and a time limit."""
+    """A stub whose every call carries a key and a time limit, and which finds the gateway again after a restart."""
 
-    def __init__(self, stub: Any, key: str | None) -> None:
-        self._stub = stub
+    def __init__(self, gateway: Gateway, key: str | None) -> None:
+        self._gateway = gateway
         self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+        self._start = 0
+        self._stub: Any = None
 
     def __getattr__(self, name: str) -> Any:
+        if self._start != self._gateway.starts:
+            self._start = self._gateway.starts
+            self._stub = sandbox_pb2_grpc.SandboxServiceStub(self._gateway.channel())
         rpc = getattr(self._stub, name)
 
         def call(*requests: Any, deadline: float = 120, **fields: Any) -> Any:

@@ -33,6 +33,9 @@ from .test_tls import request as csr
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
 
 
+pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
+
+
 @pytest.fixture
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
     """The daemon runs on uvloop, whose TLS is not asyncio's. gRPC keeps to the kind of loop it saw first."""

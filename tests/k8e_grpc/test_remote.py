@@ -17,6 +17,8 @@ from atoll.client.sandbox import Sandbox
 from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
 from atoll.gateway.pb.atoll.v1 import atoll_pb2_grpc
 
+pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
+
 
 @pytest.fixture
 def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:

@@ -16,6 +16,8 @@ from atoll.client.k8e import ExecResult, SandboxClient, sandbox_session
 from atoll.client.k8e_async import AsyncSandboxClient, async_sandbox_session
 from atoll.client.k8e_channel import find_route, parse_endpoint
 
+pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
+
 
 @pytest.fixture
 def here(gateway, monkeypatch: pytest.MonkeyPatch):
