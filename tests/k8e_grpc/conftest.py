@@ -42,7 +42,7 @@ class Gateway:
             "--home",
             str(self.home),
             "--grpc",
-            f"127.0.0.1:{self.port}",
+            "127.0.0.1:0",
         ]
         self.starts += 1
         with open(self.home / "stderr", "ab") as log:
