@@ -92,7 +92,7 @@ def create_options(arguments: Arguments) -> dict[str, Any]:
     """The flags that `create` and `run` share, as options of the SDK's create."""
     hosts = arguments.allowed_hosts
     options: dict[str, Any] = {
-        "runtime": arguments.runtime or os.environ.get("ATOLL_RUNTIME") or None,
+        "runtime": arguments.runtime,
         "image": arguments.image,
         "cpus": arguments.cpus,
         "memory_mb": arguments.memory,

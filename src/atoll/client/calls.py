@@ -97,6 +97,7 @@ def create(options: Mapping[str, Any]) -> Call:
 
 def create_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     fields = {_RENAMED.get(key, key): value for key, value in options.items() if key not in _LIMITS}
+    fields["runtime"] = fields.get("runtime") or os.environ.get("ATOLL_RUNTIME") or None
     limits = {key: options[key] for key in _LIMITS if options.get(key) is not None}
     if limits:
         fields["limits"] = limits
