@@ -135,6 +135,11 @@ class Rest:
         if not isinstance(who, Principal):
             await refuse(errors.Unauthenticated("who is calling is not known"), send)
             return
+        if parts == ["v1", "mcp"]:
+            from atoll.gateway.mcp.stdio import serve as converse
+
+            await converse(self.core, who, receive, send)
+            return
         if len(parts) != 5 or parts[:2] != ["v1", "sandboxes"] or parts[3] != "ports":
             await refuse(errors.NotFound("no such route"), send)
             return
