@@ -25,6 +25,9 @@ PATIENCE = float(
 SMALL = Limits(cpus=1.0, memory_mb=256, pids=128, files=1024, disk_mb=64)
 
 
+chosen_runtime = ["container"]  # the last one is what sandboxes are made with; the fixture `runtime` sets it
+
+
 @dataclass(frozen=True)
 class Result:
     exit: Exit
@@ -43,7 +46,10 @@ class Sandbox:
         self.backend = backend
         self.box = box
         self.client = GuestClient(
-            box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
+            box.connect,
+            host_secret=box.record["host_secret"],
+            agent_secret=box.record["agent_secret"],
+            agent_first=bool(box.record.get("agent_first")),
         )
         self._numbers = itertools.count(int(time.monotonic() * 1000))
 
@@ -79,7 +85,7 @@ def host_rootfs(cache: Path) -> Rootfs:
 
 
 def spec_for(rootfs: Rootfs, **fields: Any) -> BoxSpec:
-    return BoxSpec(**{"id": new_id(), "rootfs": rootfs, "limits": SMALL, **fields})
+    return BoxSpec(**{"id": new_id(), "rootfs": rootfs, "limits": SMALL, "runtime": chosen_runtime[-1], **fields})
 
 
 async def nothing_left(backend: LocalBackend) -> None:

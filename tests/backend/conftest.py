@@ -1,8 +1,9 @@
 """Fixtures of the backend tests: a backend with a home of its own, and sandboxes that are gone when the test is over."""
 
 import os
+import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from backend_lab import Sandbox, host_rootfs, nothing_left, spec_for
+from backend_lab import Sandbox, chosen_runtime, host_rootfs, nothing_left, spec_for
 
 from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend
@@ -22,6 +23,16 @@ Make = Callable[..., Awaitable[Sandbox]]
 @pytest.fixture(scope="session")
 def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Rootfs:
     return host_rootfs(tmp_path_factory.mktemp("host-image") / "cache")
+
+
+@pytest.fixture(params=["container", "gvisor"])
+def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What sandboxes of this test are made with: a test that asks for it runs once with each."""
+    if request.param == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed")
+    chosen_runtime.append(request.param)
+    yield request.param
+    chosen_runtime.pop()
 
 
 @pytest.fixture

@@ -7,13 +7,26 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, Sandbox, census, holders_of, namespaces, nothing_left, spec_for, until
+from backend_lab import (
+    NOTHING,
+    PATIENCE,
+    Sandbox,
+    census,
+    chosen_runtime,
+    holders_of,
+    namespaces,
+    nothing_left,
+    spec_for,
+    until,
+)
 
 from atoll.backends.contract import BoxSpec, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.assembly import STEPS
 from atoll.backends.local.probe import new_id
 from atoll.errors import AtollError, Internal
+
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Broken(Exception):
@@ -24,7 +37,7 @@ async def test_destroy_leaves_nothing(make, backend: LocalBackend) -> None:
     """No process, mount, namespace, group, loop device, directory or id range; a second destroy is fine."""
     sandbox = await make()
     await sandbox.client.request("exec", id="bg", shell="sleep 600 & setsid sleep 600", detach=True)
-    spaces = namespaces(sandbox.box.pid)
+    spaces = namespaces(sandbox.box.pid) - namespaces(os.getpid())  # gVisor's kernel is in the host's pid namespace
     assert census(backend) != NOTHING
     await sandbox.destroy()
     assert census(backend) == NOTHING
@@ -74,7 +87,7 @@ async def test_cycles_leave_the_daemon_as_it_was(backend: LocalBackend, rootfs: 
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_fault_at_any_step_leaves_nothing(backend: LocalBackend, rootfs: Rootfs, step: str) -> None:
     """Create is all or nothing, whichever step breaks; the same id can be used afterwards."""
-    await backend.pick("auto")
+    await backend.pick(chosen_runtime[-1])
 
     def fault(box: str, name: str) -> None:
         if name == step:
@@ -94,7 +107,7 @@ async def test_a_fault_at_any_step_leaves_nothing(backend: LocalBackend, rootfs:
 @pytest.mark.parametrize("step", STEPS)
 async def test_a_cancelled_create_leaves_nothing(backend: LocalBackend, rootfs: Rootfs, step: str) -> None:
     """A caller that goes away in the middle is no reason to leave anything."""
-    await backend.pick("auto")
+    await backend.pick(chosen_runtime[-1])
     reached = asyncio.Event()
     backend.on_step = lambda box, name: reached.set() if name == step else None
     task = asyncio.create_task(backend.create(spec_for(rootfs)))
@@ -240,16 +253,17 @@ CRASHER = """
 import asyncio, os, signal, sys
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
-home, box, step, lowers, usr = sys.argv[1:6]
+home, box, step, lowers, usr, runtime = sys.argv[1:7]
 def die(_, name):
     if name == step:
         os.kill(os.getpid(), signal.SIGKILL)
 async def main():
     backend = LocalBackend(home)
     await backend.start()
-    await backend.pick("auto")
+    await backend.pick(runtime)
     backend.on_step = die
-    await backend.create(BoxSpec(box, Rootfs(tuple(lowers.split(":")), tuple(usr.split(":"))), limits=Limits(disk_mb=64)))
+    rootfs = Rootfs(tuple(lowers.split(":")), tuple(usr.split(":")))
+    await backend.create(BoxSpec(box, rootfs, runtime, limits=Limits(disk_mb=64)))
 asyncio.run(main())
 """
 
@@ -259,11 +273,11 @@ async def test_a_daemon_killed_in_the_middle_leaves_only_what_sweep_takes(
     backend: LocalBackend, rootfs: Rootfs, step: str
 ) -> None:
     """SIGKILL at every step of create; the next daemon's sweep leaves nothing."""
-    await backend.pick("auto")
+    await backend.pick(chosen_runtime[-1])
     spec: BoxSpec = spec_for(rootfs)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CRASHER, str(backend.paths.home), spec.id, step),
-        *(":".join(rootfs.lowers), ":".join(rootfs.usr)),
+        *(":".join(rootfs.lowers), ":".join(rootfs.usr), spec.runtime),
     )
     async with asyncio.timeout(PATIENCE):
         assert await process.wait() == -signal.SIGKILL

@@ -13,6 +13,7 @@ from atoll.backends.contract import Limits, Rootfs
 from atoll.backends.local import LocalBackend, binaries, seccomp
 from atoll.backends.local.cgroups import Groups, Hierarchies
 from atoll.backends.local.disks import attached, copy_sparse
+from atoll.backends.local.engines import RUNTIMES
 from atoll.backends.local.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
@@ -203,14 +204,16 @@ async def test_runtimes_tell_the_truth(backend: LocalBackend) -> None:
     """Container works because it was tried; the answer is kept, and kept no longer than it is true."""
     statuses = {status.name: status for status in await backend.runtimes()}
     assert statuses["container"].works and statuses["container"].version
-    assert not statuses["gvisor"].works and statuses["gvisor"].why
-    assert await backend.pick("auto") == await backend.pick("container") == "container"
+    assert statuses["gvisor"].works or (statuses["gvisor"].why and statuses["gvisor"].fix)
+    assert await backend.pick("auto") == ("gvisor" if statuses["gvisor"].works else "container")
+    assert await backend.pick("container") == "container"
     engine = statuses["container"].engine
     kept = json.loads(backend.paths.probes.read_text())[engine]
     assert kept["works"] and str(binaries.guest()) in kept["key"]
     assert census(backend) == NOTHING
-    with pytest.raises(Unsupported):
-        await backend.pick("gvisor")
+    for name in ("kata", "firecracker", "microvm"):
+        with pytest.raises(Unsupported, match=f"{name} needs"):
+            await backend.pick(name)
     with pytest.raises(InvalidArgument):
         await backend.pick("jail")
 
@@ -219,12 +222,13 @@ async def test_an_engine_that_lies_is_found_out(backend: LocalBackend, tmp_path:
     """A program of the right name that does nothing does not pass; the reason is told and nothing is left."""
     fake = tmp_path / "bin"
     fake.mkdir()
-    for name in ("runc", "crun"):
+    for name in ("runc", "crun", "runsc"):
         (fake / name).write_text('#!/bin/sh\n[ "$1" = --version ] && echo runc version 9.9.9\nexit 0\n')
         (fake / name).chmod(0o755)
     monkeypatch.setattr(binaries, "system", lambda name: str(fake / name))
-    status = await backend.probes.container()
-    assert not status.works and "runc" in status.why
+    for runtime in RUNTIMES:
+        status = await backend.probes.status(runtime)
+        assert not status.works and "run" in status.why and status.fix
     with pytest.raises(Unsupported):
         await backend.pick("auto")
     assert census(backend) == NOTHING
@@ -241,7 +245,7 @@ def die(_, name):
 async def main():
     backend = LocalBackend(home)
     await backend.start()
-    await backend.pick("auto")
+    await backend.pick("container")
     backend.on_step = die
     await backend.create(BoxSpec(box, Rootfs(tuple(lowers.split(":")), tuple(usr.split(":"))), limits=Limits(disk_mb=64)))
     await asyncio.sleep(600)
@@ -252,7 +256,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("delay", ["0.002", "0.008", "0.016", "0.024", "0.032", "0.04"])
 async def test_a_daemon_killed_while_the_engine_works(backend: LocalBackend, rootfs: Rootfs, delay: str) -> None:
     """The engine dies with the daemon at whatever moment; sweep then leaves nothing."""
-    await backend.pick("auto")
+    await backend.pick("container")
     box = new_id()
     process = await asyncio.create_subprocess_exec(
         *(

@@ -170,7 +170,7 @@ class Assembly:
         spec = self._spec
         (self._run / DIAL_DIRECTORY).mkdir(mode=0o711)
         self._door = Door(self._run / DIAL_DIRECTORY, self._secrets["agent_secret"])
-        shared = [(bind["target"], bind["read_only"]) for bind in binds if bind["target"] != bundle.AGENT]
+        shared = [(bind["target"], bind["read_only"]) for bind in binds]
         if not spec.read_only_root:
             shared.append(("/tmp", False))  # else gVisor puts memory there, beside the disk and its limit
         return bundle.inside_configuration(

@@ -1,0 +1,213 @@
+"""What only gVisor does: its processes are nobody on the host, its agent dials, and strangers who knock are not let in."""
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, until
+
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.door import KNOCKS, SOCKET, Door
+from atoll.backends.local.engines import Engine
+from atoll.guest import wire
+
+pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def gvisor() -> AsyncIterator[None]:
+    chosen_runtime.append("gvisor")
+    yield
+    chosen_runtime.pop()
+
+
+async def test_auto_is_gvisor_where_it_works(backend: LocalBackend) -> None:
+    """The strongest whose probe passed."""
+    assert await backend.pick("auto") == await backend.pick("") == "gvisor"
+    assert await backend.pick("container") == "container"
+
+
+async def test_no_process_of_it_is_root_outside(make) -> None:
+    """Sentry, gofer and all their helpers have the sandbox's own id, no new privileges and a filter."""
+    sandbox = await make()
+    assert (await sandbox.run("true")).ok
+    base = str(sandbox.box.record["base"])
+    pids = sandbox.backend.groups.open(sandbox.id).pids()
+    assert len(pids) >= 2 and sandbox.box.record["gofer"] in pids
+    for pid in pids:
+        try:
+            status = dict(
+                line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":\t" in line
+            )
+        except OSError:
+            continue  # one of its helpers that has just ended
+        assert set(status["Uid"].split()) == {base} and set(status["Gid"].split()) == {base}
+        assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+
+
+async def test_the_machine_is_not_the_host(make) -> None:
+    """The kernel seen inside is gVisor's."""
+    sandbox = await make()
+    assert os.uname().release not in (await sandbox.run("uname", "-r")).stdout
+    assert "Starting gVisor" in (await sandbox.run("dmesg")).stdout or (await sandbox.sh("cat /proc/version")).ok
+
+
+async def test_everyday_listings_work(make) -> None:
+    """`ls -l` of links, threads and pipes: things that builds of gVisor stumble over."""
+    sandbox = await make()
+    result = await sandbox.sh("ls -la / /etc/alternatives > /dev/null && find / -xdev -maxdepth 2 -ls | wc -l")
+    assert result.ok and result.stderr == "", result.stderr
+
+
+async def test_writes_land_on_the_limited_disk(make) -> None:
+    """/tmp too is no memory: more than the memory limit fits on a larger disk, and is counted there."""
+    sandbox = await make()
+    result = await sandbox.sh("dd if=/dev/zero of=/tmp/x bs=1M count=40 && sync")
+    assert result.ok, result.stderr
+    usage = await sandbox.box.usage()
+    assert usage.disk_bytes is not None and usage.disk_bytes >= 40 << 20
+    assert usage.disk_total_bytes is not None and usage.disk_total_bytes <= SMALL.disk_mb << 20
+
+
+async def test_the_host_has_a_backstop_for_tasks(make) -> None:
+    """The control group holds 64 + 10 N."""
+    sandbox = await make()
+    holder = sandbox.backend.groups.open(sandbox.id)._of("pids")
+    assert holder is not None and int((holder / "pids.max").read_text()) == 64 + 10 * SMALL.pids
+
+
+async def test_the_agent_dials_again(make) -> None:
+    """A cut channel is made anew, by the agent, and nothing that runs is lost."""
+    sandbox = await make()
+    await sandbox.client.request("exec", id="bg", shell="sleep 600", detach=True)
+    for _ in range(3):
+        sandbox.client.drop_connection()
+        assert (await sandbox.client.request("poll", id="bg"))["running"] is True
+
+
+async def test_strangers_inside_do_not_get_in(make) -> None:
+    """Who knows no secret can knock as often as it likes: it is never mistaken for the agent, and the agent gets through."""
+    sandbox = await make()
+    flood = """
+import socket, time
+held = []
+for n in range(300):
+    s = socket.socket(socket.AF_UNIX)
+    try:
+        s.connect("/.atoll/host/agent.sock")
+        s.send([b"", b"x" * 5000, b"\\0\\0\\0\\x05\\0\\0\\0\\0\\0hello", b"\\xff" * 9][n % 4])
+        held.append(s)
+    except OSError:
+        pass
+    if len(held) > 40: held.pop(0).close()
+print("done")
+"""
+    await sandbox.client.request("exec", id="flood", argv=["/usr/bin/python3", "-c", flood], detach=True)
+    for _ in range(3):
+        sandbox.client.drop_connection()
+        assert (await sandbox.run("true")).ok
+    assert not (await sandbox.sh("rm /.atoll/host/agent.sock || touch /.atoll/host/x")).ok
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    made = Door(tmp_path, SECRET)
+    yield made
+    made.close()
+
+
+def _call(directory: Path, said: bytes) -> socket.socket:
+    caller = socket.socket(socket.AF_UNIX)
+    caller.connect(str(directory / SOCKET))
+    caller.send(said)
+    return caller
+
+
+HELLO = wire.control(wire.HELLO, 0, {"v": 1, "secret": SECRET})
+
+
+async def test_a_door_hands_on_what_it_has_only_looked_at(door: Door, tmp_path: Path) -> None:
+    """The hello is still there for the one who gets the connection; the newest caller wins."""
+    old = _call(tmp_path, HELLO)
+    await until(lambda: door._arrived is not None, "the first is seen")
+    first = door._arrived
+    new = _call(tmp_path, HELLO + b"more")
+    await until(lambda: door._arrived is not first, "the second is seen")
+    reader, writer = await asyncio.wait_for(door.connect(), PATIENCE)
+    assert await reader.readexactly(len(HELLO) + 4) == HELLO + b"more"
+    assert _closed(old)
+    writer.close()
+    new.close()
+    old.close()
+
+
+async def test_a_door_stays_shut_for_others(door: Door, tmp_path: Path) -> None:
+    """Wrong secrets, half frames, floods of silent callers: refused or bounded, and the agent still comes in."""
+    wrong = wire.control(wire.HELLO, 0, {"v": 1, "secret": SECRET[::-1]})
+    odd = wire.control(wire.HELLO, 0, {"v": 1, "secret": 5})
+    for said in (wrong, odd, b"\0" * 9, b"\xff" * 5000, wire.head(2, 0, wire.REQUEST) + b"\x80\x80"):
+        with _call(tmp_path, said) as caller:
+            caller.settimeout(PATIENCE)
+            assert await asyncio.to_thread(_closed, caller)
+    silent = []
+    for _ in range(KNOCKS * 3):
+        silent.append(_call(tmp_path, HELLO[:5]))
+        await asyncio.sleep(0)
+    await until(lambda: len(door._guests) <= KNOCKS + 1, "few are looked at")
+    assert door._arrived is None
+    agent = _call(tmp_path, HELLO)
+    _, writer = await asyncio.wait_for(door.connect(), PATIENCE)
+    writer.close()
+    for caller in (*silent, agent):
+        caller.close()
+
+
+def _closed(caller: socket.socket) -> bool:
+    try:
+        return caller.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+async def test_a_closed_door_tells_who_waits(door: Door) -> None:
+    """No waiting for a sandbox that has ended."""
+    waiting = asyncio.create_task(door.connect())
+    await asyncio.sleep(0)
+    door.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(waiting, PATIENCE)
+
+
+OLD = "/usr/bin/runsc"
+
+
+def _is_old(program: str) -> bool:
+    if not os.path.exists(program):
+        return False
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PATIENCE).stdout
+    return "20221219" in said
+
+
+@pytest.mark.skipif(not _is_old(OLD), reason="needs the build of Debian 12")
+async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> None:
+    """Commands, files, kills of whole trees and a second connection on the build of 2022."""
+    from backend_lab import spec_for
+
+    box = await backend._create(spec_for(rootfs), Engine("runsc-ptrace", OLD))
+    sandbox = Sandbox(backend, box)
+    try:
+        assert (await sandbox.sh("echo out; echo err >&2; exit 3")).exit.code == 3
+        assert (await sandbox.python("print(sum(range(10)))")).stdout == "45\n"
+        await sandbox.client.request("exec", id="tree", shell="sleep 600 & sleep 601 & wait", detach=True)
+        await sandbox.client.request("kill", id="tree")
+        sandbox.client.drop_connection()
+        left = (await sandbox.client.request("ps"))["processes"]
+        assert not [process for process in left if "sleep" in process["comm"]]
+    finally:
+        await sandbox.destroy()
