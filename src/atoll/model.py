@@ -124,6 +124,14 @@ class SubAgent(Request, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
 
 
+class CreateFromManifest(Request, kw_only=True):
+    """A sandbox filled by a manifest: YAML text, and entries in the same form, which come after it."""
+
+    sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+    manifest: str = ""
+    entries: Annotated[list[dict[str, Any]], Meta(max_length=1000)] = []
+
+
 class InitialFile(Request, kw_only=True):
     """A file that is there before the command starts."""
 

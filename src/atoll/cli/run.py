@@ -42,19 +42,19 @@ def run(arguments: Arguments) -> int:
         return start(link, reference(chosen), chosen, code, arguments)
     tenant = tenant_of(arguments)
     state = State(data_directory(), tenant)
-    session = obtain(state, link, create_options(arguments))
+    session = obtain(state, link, create_options(arguments), arguments)
     try:
         return start(link, reference(session), session, code, arguments)
     except AtollError as error:
         if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
             raise
         state.forget(session)  # it is gone, so nothing ran: once more in a new one
-    session = obtain(state, link, create_options(arguments))
+    session = obtain(state, link, create_options(arguments), arguments)
     return start(link, reference(session), session, code, arguments)
 
 
-def obtain(state: State, link: Link, options: dict[str, Any]) -> str:
-    """The tenant's own sandbox, found or made."""
+def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments | None = None) -> str:
+    """The tenant's own sandbox, found or made; a new one with what --manifest and --git-repo of `filling` say."""
     current = state.current()
     if current is not None:
         return current
@@ -63,6 +63,10 @@ def obtain(state: State, link: Link, options: dict[str, Any]) -> str:
         options.setdefault("idle_timeout", AUTO_IDLE)
         options.setdefault("lifetime", AUTO_LIFETIME)
         options["labels"] = {"tenant": state.tenant}
+        if filling is not None and (filling.manifest or filling.git_repo):
+            from .workspaces import create_filled
+
+            return shown(create_filled(link, filling, options)[0]["id"])
         return shown(link.call(calls.create(options))["id"])
 
     return state.obtain(create, lambda late: link.call(calls.destroy(reference(late))))[0]

@@ -50,11 +50,17 @@ def create(arguments: Arguments) -> int:
     if arguments.tenant or setting("TENANT"):
         labels["tenant"] = tenant_of(arguments)
     options["labels"] = labels or None
-    wire = open_link(arguments).call(calls.create(options))
+    count, link = 0, open_link(arguments)
+    if arguments.manifest or arguments.git_repo:
+        from .workspaces import create_filled
+
+        wire, count = create_filled(link, arguments, options)
+    else:
+        wire = link.call(calls.create(options))
     found = {
         "session_id": arguments.session_id or shown(wire["id"]),
         "pod_ip": "",
-        "entries_materialized": 0,
+        "entries_materialized": count,
         "runtime_class": wire.get("runtime"),
         "image": wire.get("image"),
     }

@@ -43,6 +43,13 @@ LIMITS = (
     ),
 )
 
+FILLING = (
+    Flag("manifest", "FILE", "YAML with entries (file, dir, gitRepo) for its /workspace; - is standard input"),
+    Flag("git-repo", "URL", "clone this repository into it"),
+    Flag("git-ref", "REF", "branch or tag (default: main)"),
+    Flag("git-path", "PATH", "where in /workspace (default: repo)"),
+)
+
 OWN = (
     Verb(
         "sandbox run", "run:run", "[CODE]", "Run code; the exit code is the command's.",
@@ -53,6 +60,7 @@ OWN = (
             Flag("background", "", "start it, print its run_id and return"),
             ENV,
             *LIMITS,
+            *FILLING,
         ),
         (
             "atoll sandbox run \"print('hello')\" --lang python",
@@ -73,6 +81,7 @@ OWN = (
             Flag("label", "K=V", "a label; may be repeated", kind="pair", repeat=True),
             Flag("read-only-root", "", "only /workspace and /tmp can be written"),
             Flag("persistent", "", "keep /workspace when it is stopped"),
+            *FILLING,
         ),
         ("atoll sandbox create --memory 1024 --cpus 2", "atoll sandbox create --name build --lifetime 3600"),
     ),

@@ -1,4 +1,4 @@
-"""Snapshots and sub-agents: `sandbox snapshot ...` and `sandbox subagent`, in K8E's words."""
+"""Snapshots, sub-agents and manifests: `sandbox snapshot ...`, `sandbox subagent` and what fills a new sandbox."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 import time
 
 from ..client import calls
-from ..client.http import quote, with_query
+from ..client.http import FRAMES, quote, with_query
+from ..client.results import Event
 from ..errors import InvalidArgument
 from .output import print_json, say, write
 from .session import create_options, open_link, reference, setting, shown, tenant_of
@@ -15,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..client.blocking import Link
     from .grammar import Arguments
 
 LARGE = 500 << 20
@@ -121,6 +123,37 @@ def subagent(arguments: Arguments) -> int:
     wire = open_link(arguments).call(calls.post(calls.sandbox_path(reference(arguments.rest[0]), "subagents"), fields))
     print_json({"session_id": shown(wire["id"], wire["parent_id"])})
     return 0
+
+
+def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A sandbox with the entries of --manifest and --git-repo done, and how many those were."""
+    fields: dict[str, Any] = {"sandbox": calls.create_fields(options)}
+    if arguments.manifest:
+        fields["manifest"] = _manifest(arguments.manifest)
+    if arguments.git_repo:
+        entry = {"path": arguments.git_path or "repo", "repo": arguments.git_repo, "ref": arguments.git_ref or "main"}
+        fields["entries"] = [{"gitRepo": entry}]
+    call = calls.post("/v1/manifests", fields)
+    call.headers, call.timeout = (*call.headers, ("Accept", FRAMES)), None
+    exchange, count = link.open(call), 0
+    exchange.raise_for_status()
+    for value in exchange.frames():
+        if isinstance(value, dict):
+            return value, count
+        if isinstance(value, Event):
+            count = value.data["of"]
+            say(f"atoll: entry {value.data['entry']}/{count}: {value.data['does']}")
+    raise AssertionError("unreachable")
+
+
+def _manifest(path: str) -> str:
+    try:
+        data = b"".join(iter(lambda: os.read(0, PIECE), b"")) if path == "-" else open(path, "rb").read()  # noqa: SIM115
+        return data.decode()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"{path} is not UTF-8") from None
 
 
 def _shown(wire: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from atoll.core.history import History
 from atoll.core.hosts import Hosts
 from atoll.core.images import Images
 from atoll.core.keys import Keys
+from atoll.core.manifest import Manifests
 from atoll.core.network import Loopback, Network
 from atoll.core.once import Once
 from atoll.core.ports import Ports
@@ -46,6 +47,7 @@ class Core:
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
+        self.manifests = Manifests(self)
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""

@@ -10,13 +10,13 @@ from typing import Any
 
 from atoll import errors, model
 from atoll.gateway.exchange import Exchange, internal, wire
-from atoll.model import Chunk, ExecResult, Started
+from atoll.model import Chunk, ExecResult, SandboxInfo, Started
 
 KEEPALIVE, STDOUT, STDERR, EVENT, RESULT, ERROR = range(6)
 CONTENT_TYPE = "application/x-atoll-frames"
 QUIET = 20.0  # seconds of silence after which a keepalive is sent
 
-Item = Started | Chunk | ExecResult | dict[str, Any]
+Item = Started | Chunk | ExecResult | SandboxInfo | dict[str, Any]
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -59,7 +59,7 @@ async def _write(exchange: Exchange, item: Item) -> None:
         await exchange.write(frame(item.channel, item.data))
     elif isinstance(item, Started):
         await exchange.write(frame(EVENT, model.encode({"started": item})))
-    elif isinstance(item, ExecResult):
+    elif isinstance(item, ExecResult | SandboxInfo):
         await exchange.write(frame(RESULT, model.encode(item)))
     else:
         await exchange.write(frame(EVENT, model.encode(item)))

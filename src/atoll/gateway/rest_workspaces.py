@@ -1,8 +1,9 @@
-"""REST routes for snapshots and sub-agents. Imported for its entries in the table of `rest`."""
+"""REST routes for snapshots, sub-agents and manifests. Imported for its entries in the table of `rest`."""
 
 import asyncio
 
 from atoll import model
+from atoll.gateway import frames
 from atoll.gateway.exchange import Exchange, flag
 from atoll.gateway.rest import SANDBOX, Rest, route
 
@@ -77,3 +78,15 @@ async def subagent(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.SubAgent)
     work = rest.core.subagents.create(exchange.who, exchange.ref, request)
     await exchange.answer(await exchange.while_connected(work), 201)
+
+
+@route(
+    "POST",
+    "/v1/manifests",
+    "A new sandbox filled by a manifest, as a frame stream",
+    model.CreateFromManifest,
+    model.SandboxInfo,
+)
+async def manifest(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.CreateFromManifest)
+    await frames.send(exchange, rest.core.manifests.create(exchange.who, request))
