@@ -60,8 +60,7 @@ def _change(arguments: Arguments, names: list[str]) -> dict[str, Any] | None:
 def expose(arguments: Arguments) -> int:
     link, port = open_link(arguments), _port(arguments)
     session = _session(link, arguments)
-    fields = {"port": port, "host": arguments.host}
-    wire = link.call(calls.post(calls.sandbox_path(reference(session), "exposures"), fields, repeatable=True))
+    wire = link.call(calls.expose(reference(session), port, arguments.host))
     print_json({"url": wire["url"], "site_url": wire["site_url"], "port": port, "session_id": session})
     return 0
 
@@ -69,8 +68,7 @@ def expose(arguments: Arguments) -> int:
 def unexpose(arguments: Arguments) -> int:
     link, port = open_link(arguments), _port(arguments)
     session = _session(link, arguments)
-    target = calls.sandbox_path(reference(session), "exposures", str(port))
-    wire = link.call(calls.Call("DELETE", target, repeatable=True))
+    wire = link.call(calls.unexpose(reference(session), port))
     print_json({"ok": bool(wire["ok"]), "port": port, "session_id": session})
     return 0
 

@@ -24,36 +24,58 @@ from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, Sandbo
 class AsyncSandbox:
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
-    def __init__(self, *, home: str | None = None, **options: Unpack[CreateOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> None:
         check_create(options)
         self._options: CreateOptions = options
-        self._link = AsyncLink(home)
+        self._link = open_async_link(home, endpoint, api_key)
         self._ref: str | None = None
         self._owned = True
         self._creating = asyncio.Lock()
         self.files = AsyncFiles(self)
 
     @classmethod
-    async def create(cls, *, home: str | None = None, **options: Unpack[CreateOptions]) -> Self:
+    async def create(
+        cls,
+        *,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Self:
         """A new sandbox, running. Destroy it when done, or use it in `async with`."""
-        sandbox = cls(home=home, **options)
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key, **options)
         await sandbox._target()
         return sandbox
 
     @classmethod
-    async def connect(cls, ref: str, *, home: str | None = None) -> Self:
+    async def connect(
+        cls, ref: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> Self:
         """An existing sandbox by id, name or alias. Leaving its context does not destroy it."""
-        sandbox = cls(home=home)
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         found = await sandbox._link.call(calls.info(ref))
         sandbox._ref, sandbox._owned = found["id"], False
         return sandbox
 
     @classmethod
     async def list(
-        cls, *, state: str = "active", name: str | None = None, home: str | None = None
+        cls,
+        *,
+        state: str = "active",
+        name: str | None = None,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
     ) -> builtins.list[SandboxInfo]:
         """The caller's sandboxes: `active`, `all`, `running`, `stopped` or `ended` ones."""
-        link = AsyncLink(home)
+        link = open_async_link(home, endpoint, api_key)
         try:
             answer = await link.call(calls.list_sandboxes(state, name))
         finally:
@@ -124,6 +146,28 @@ class AsyncSandbox:
     async def _lifecycle(self, verb: str, fields: Mapping[str, Any] | None = None) -> SandboxInfo:
         ref, link = await self._target()
         return SandboxInfo(await link.call(calls.lifecycle(ref, verb, fields)))
+
+    async def allow_hosts(
+        self, hosts: Sequence[str] | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> builtins.list[str]:
+        """Change at once what it may reach: another list ([] is no host), or more, or less; nothing: the default list."""
+        ref, link = await self._target()
+        return [str(host) for host in (await link.call(calls.change_hosts(ref, hosts, add, remove)))["hosts"]]
+
+    async def expose(self, port: int, *, host: str = "127.0.0.1") -> str:
+        """A URL for a port inside, HTTP and WebSockets; whoever has it needs nothing else."""
+        ref, link = await self._target()
+        return str((await link.call(calls.expose(ref, port, host)))["url"])
+
+    async def unexpose(self, port: int) -> bool:
+        """Take the URL away; false when there was none."""
+        ref, link = await self._target()
+        return bool((await link.call(calls.unexpose(ref, port)))["ok"])
+
+    async def exposed(self) -> builtins.list[dict[str, Any]]:
+        """Ports that have a URL: port, host, url, site_url and started_at of each."""
+        ref, link = await self._target()
+        return builtins.list((await link.call(calls.get(calls.sandbox_path(ref, "exposures"))))["exposures"])
 
     async def run(
         self,

@@ -235,6 +235,21 @@ def path_fields(**paths: Path) -> dict[str, str]:
     return fields
 
 
+def change_hosts(ref: str, hosts: Sequence[str] | None, add: Sequence[str], remove: Sequence[str]) -> Call:
+    if isinstance(hosts, str) or isinstance(add, str) or isinstance(remove, str):
+        raise InvalidArgument("hosts are a list of names, not one string")
+    fields = {"hosts": None if hosts is None else list(hosts), "add": list(add) or None, "remove": list(remove) or None}
+    return post(sandbox_path(ref, "hosts"), fields, repeatable=True)
+
+
+def expose(ref: str, port: int, host: str | None = None) -> Call:
+    return post(sandbox_path(ref, "exposures"), {"port": port, "host": host}, repeatable=True)
+
+
+def unexpose(ref: str, port: int) -> Call:
+    return Call("DELETE", sandbox_path(ref, "exposures", str(port)), repeatable=True)
+
+
 def read_file(ref: str, path: Path, offset: int | None = None, limit: int | None = None) -> Call:
     return get(sandbox_path(ref, "files"), {"path": path, "offset": offset, "limit": limit})
 

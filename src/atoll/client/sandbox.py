@@ -16,6 +16,7 @@ from ..errors import FailedPrecondition, NotFound, SandboxGone
 from . import calls
 from .blocking import Exchange, Link
 from .files import Files
+from .links import open_link
 from .options import CreateOptions, StartOptions, check_create
 from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .tunnel import Tunnel, open_tunnel
@@ -24,36 +25,58 @@ from .tunnel import Tunnel, open_tunnel
 class Sandbox:
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
-    def __init__(self, *, home: str | None = None, **options: Unpack[CreateOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> None:
         check_create(options)
         self._options: CreateOptions = options
-        self._link = Link(home)
+        self._link = open_link(home, endpoint, api_key)
         self._ref: str | None = None
         self._owned = True
         self._creating = threading.Lock()
         self.files = Files(self)
 
     @classmethod
-    def create(cls, *, home: str | None = None, **options: Unpack[CreateOptions]) -> Self:
+    def create(
+        cls,
+        *,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Self:
         """A new sandbox, running. Destroy it when done, or use it in `with`."""
-        sandbox = cls(home=home, **options)
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key, **options)
         sandbox._target()
         return sandbox
 
     @classmethod
-    def connect(cls, ref: str, *, home: str | None = None) -> Self:
+    def connect(
+        cls, ref: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> Self:
         """An existing sandbox by id, name or alias. Leaving its context does not destroy it."""
-        sandbox = cls(home=home)
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         found = sandbox._link.call(calls.info(ref))
         sandbox._ref, sandbox._owned = found["id"], False
         return sandbox
 
     @classmethod
     def list(
-        cls, *, state: str = "active", name: str | None = None, home: str | None = None
+        cls,
+        *,
+        state: str = "active",
+        name: str | None = None,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
     ) -> builtins.list[SandboxInfo]:
         """The caller's sandboxes: `active`, `all`, `running`, `stopped` or `ended` ones."""
-        link = Link(home)
+        link = open_link(home, endpoint, api_key)
         try:
             answer = link.call(calls.list_sandboxes(state, name))
         finally:
@@ -122,6 +145,28 @@ class Sandbox:
     def _lifecycle(self, verb: str, fields: Mapping[str, Any] | None = None) -> SandboxInfo:
         ref, link = self._target()
         return SandboxInfo(link.call(calls.lifecycle(ref, verb, fields)))
+
+    def allow_hosts(
+        self, hosts: Sequence[str] | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> builtins.list[str]:
+        """Change at once what it may reach: another list ([] is no host), or more, or less; nothing: the default list."""
+        ref, link = self._target()
+        return [str(host) for host in link.call(calls.change_hosts(ref, hosts, add, remove))["hosts"]]
+
+    def expose(self, port: int, *, host: str = "127.0.0.1") -> str:
+        """A URL for a port inside, HTTP and WebSockets; whoever has it needs nothing else."""
+        ref, link = self._target()
+        return str(link.call(calls.expose(ref, port, host))["url"])
+
+    def unexpose(self, port: int) -> bool:
+        """Take the URL away; false when there was none."""
+        ref, link = self._target()
+        return bool(link.call(calls.unexpose(ref, port))["ok"])
+
+    def exposed(self) -> builtins.list[dict[str, Any]]:
+        """Ports that have a URL: port, host, url, site_url and started_at of each."""
+        ref, link = self._target()
+        return builtins.list(link.call(calls.get(calls.sandbox_path(ref, "exposures")))["exposures"])
 
     def run(
         self,
