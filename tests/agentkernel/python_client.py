@@ -53,6 +53,12 @@ def use(client: agentkernel.AgentKernel, box: agentkernel.SandboxSession, name: 
     assert client.detached_logs(name, detached.id).stdout == ""
     assert client.extend_ttl(name, by="1h")
     assert client.get_sandbox_logs(name)
+    taken = client.take_snapshot(name, snapshot_name=f"{name}-s")
+    assert taken.sandbox == name and client.get_snapshot(f"{name}-s").name == f"{name}-s"
+    assert client.restore_snapshot(f"{name}-s").name == f"{name}-restored"
+    client.remove_sandbox(f"{name}-restored")
+    assert f"{name}-s" in [snapshot.name for snapshot in client.list_snapshots()]
+    client.delete_snapshot(f"{name}-s")
 
 
 async def use_async() -> str:

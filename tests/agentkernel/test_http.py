@@ -272,3 +272,23 @@ def test_the_port_is_free_again_when_the_server_ends(cli: Cli) -> None:
             return probe.connect_ex(("127.0.0.1", port)) != 0
 
     until(free)
+
+
+def test_snapshots(server: Server, box: str) -> None:
+    server.data("POST", f"/sandboxes/{box}/exec", {"command": ["sh", "-c", "echo s > /workspace/f; echo r > /root/g"]})
+    made = server.data("POST", "/snapshots", {"sandbox": box, "name": f"{box}-s"}, 201)
+    assert (made["name"], made["sandbox"], made["memory_mb"]) == (f"{box}-s", box, 512)
+    try:
+        assert server.data("GET", f"/snapshots/{box}-s")["base_image"]
+        assert f"{box}-s" in [entry["name"] for entry in server.data("GET", "/snapshots")]
+        restored = server.data("POST", f"/snapshots/{box}-s/restore", {"as_name": f"{box}-r"}, 201)
+        assert restored["name"] == f"{box}-r" and restored["status"] == "running"
+        try:
+            found = server.data("POST", f"/sandboxes/{box}-r/exec", {"command": ["cat", "/workspace/f", "/root/g"]})
+            assert found["output"] == "s\nr\n"
+        finally:
+            server.data("DELETE", f"/sandboxes/{box}-r")
+    finally:
+        server.data("DELETE", f"/snapshots/{box}-s")
+    assert server.refused("GET", f"/snapshots/{box}-s") == (404, "Snapshot not found")
+    assert server.refused("POST", "/snapshots", {"sandbox": "nosuch"})[0] == 404

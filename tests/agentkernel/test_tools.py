@@ -124,9 +124,36 @@ def test_sessions(cli: Cli, project: Path, name: str) -> None:
         assert cli("session", "start", "--name", name).code == 125
         cli.ok("session", "resume", name)
         assert cli.ok("exec", f"session-{name}", "cat", "/root/state").stdout == b"x\n"
+        cli.ok("session", "save", name)
+        assert [row["status"] for row in cli.ok("session", "list", "--json").json if row["name"] == name] == ["saved"]
+        cli.ok("snapshot", "delete", f"session-{name}")
     finally:
         cli.ok("session", "delete", name)
     assert cli("session", "start").code == 2
+
+
+def test_snapshots(cli: Cli, name: str) -> None:
+    cli.ok("create", name, "--memory", "300", "--profile", "restrictive", "--config", _empty(cli))
+    cli.ok("start", name)
+    cli.ok("exec", name, "sh", "-c", "echo kept > /workspace/f")
+    cli.ok("snapshot", "take", name, "--name", f"{name}-s")
+    try:
+        (row,) = [row for row in cli.ok("snapshot", "list", "--json").json if row["name"] == f"{name}-s"]
+        assert row["sandbox"] == name
+        cli.ok("snapshot", "restore", f"{name}-s", "--as", f"{name}r")
+        info = cli.ok("sandbox", "info", f"{name}r").json
+        assert info["limits"]["memory_mb"]["value"] == 300 and info["policy"]["isolation"]["profile"] == "restrictive"
+        assert cli.ok("exec", f"{name}r", "cat", "/workspace/f").stdout == b"kept\n"
+    finally:
+        cli("remove", f"{name}r")
+        cli.ok("snapshot", "delete", f"{name}-s")
+    assert cli("snapshot", "restore", f"{name}-s").code == 125
+
+
+def _empty(cli: Cli) -> str:
+    path = Path(cli.directory, "empty.toml")
+    path.write_text("")
+    return str(path)
 
 
 def test_pipelines(cli: Cli, project: Path) -> None:

@@ -130,6 +130,7 @@ VERBS = (
     Verb("session list", _AT + "sessions:list_all", "", "Sessions and how they stand.", (AS_JSON,)),
     Verb("session stop", _AT + "sessions:stop", "NAME", "Stop it and keep its files."),
     Verb("session resume", _AT + "sessions:resume", "NAME", "Start it again."),
+    Verb("session save", _AT + "sessions:save", "NAME", "Keep its files as the snapshot session-NAME, and stop it."),
     Verb("session delete", _AT + "sessions:delete", "NAME", "Remove it."),
     Verb(
         "pipeline", _AT + "pipeline:pipeline", "FILE", "Run steps one after the other, each in a sandbox of its own.",
@@ -143,6 +144,16 @@ VERBS = (
     Verb("alias install", _AT + "alias:install", "NAME [DIR]", "A link agentkernel, k8e or k8e-sandbox to this program."),
     Verb("alias remove", _AT + "alias:remove", "NAME [DIR]", "Take such a link away."),
     Verb("agents", _AT + "init:agents", "", "Coding agents on this machine, and whether their keys are set.", (AS_JSON,)),
+    Verb(
+        "snapshot take", _AT + "snapshots:take", "SANDBOX", "Keep its whole file system.",
+        (Flag("name", "NAME", "the snapshot's name (default: SANDBOX-<date>)"),),
+    ),
+    Verb("snapshot list", _AT + "snapshots:list_all", "", "Snapshots of yours.", (AS_JSON,)),
+    Verb("snapshot delete", _AT + "snapshots:delete", "NAME", "Delete a snapshot."),
+    Verb(
+        "snapshot restore", _AT + "snapshots:restore", "NAME", "A new sandbox with its files.",
+        (Flag("as", "NAME", "the new one's name (default: <sandbox>-restored)"), BACKEND),
+    ),
     Verb("image pull", "images:pull", "NAME", "Get an image: a reference, or a name of the catalog."),
     Verb(
         "image build", "images:build", "NAME", "Build an image of Debian packages.",

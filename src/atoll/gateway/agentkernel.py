@@ -477,3 +477,7 @@ async def backends(app: Agentkernel, exchange: Exchange) -> None:
     except errors.AtollError:
         default = None
     await ok(exchange, {"default_backend": default, "backends": found})
+
+
+# Routes of their own module, here for their entries in the table
+from atoll.gateway import agentkernel_snapshots  # noqa: E402, F401

@@ -41,12 +41,14 @@ def start(arguments: Arguments) -> int:
 
 
 def list_all(arguments: Arguments) -> int:
-    found = open_link(arguments).call(calls.list_sandboxes("active"))["sandboxes"]
+    link = open_link(arguments)
+    found = link.call(calls.list_sandboxes("active"))["sandboxes"]
+    saved = {item["name"] for item in link.call(calls.get("/v1/snapshots"))["snapshots"]}
     rows = []
     for item in found:
         labels = item.get("labels") or {}
         if labels.get("session") and item.get("name") == PREFIX + labels["session"]:
-            state = "running" if item["state"] == "running" else item["state"]
+            state = "saved" if item["state"] == "stopped" and item["name"] in saved else item["state"]
             rows.append((labels["session"], labels.get("agent") or "-", state, item["name"]))
     rows.sort()
     if arguments.json:
@@ -65,6 +67,17 @@ def stop(arguments: Arguments) -> int:
 def resume(arguments: Arguments) -> int:
     open_link(arguments).call(calls.lifecycle(_name(arguments.rest[0]), "start"))
     tell(f"Session '{arguments.rest[0]}' running")
+    return 0
+
+
+def save(arguments: Arguments) -> int:
+    """A snapshot, then a rest; resume takes it up where it was."""
+    from .snapshots import save as save_snapshot
+
+    link, name = open_link(arguments), _name(arguments.rest[0])
+    save_snapshot(link, name, name, force=True)
+    link.call(calls.lifecycle(name, "stop"))
+    tell(f"Session '{arguments.rest[0]}' saved")
     return 0
 
 
