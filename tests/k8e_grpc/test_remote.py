@@ -11,7 +11,7 @@ import uvloop
 from atoll import errors
 from atoll.client import calls
 from atoll.client.async_sandbox import AsyncSandbox
-from atoll.client.remote import AsyncRemoteLink, RemoteLink
+from atoll.client.remote import RemoteLink
 from atoll.client.results import Output, Started
 from atoll.client.sandbox import Sandbox
 from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
@@ -113,7 +113,7 @@ def test_ports(link, ref) -> None:
                                 "while d:=c.recv(9999): c.sendall(d.upper())"], background=True, timeout=None))  # fmt: skip
     for _ in range(300):
         try:
-            tunnel = link.connect(ref, 7070)
+            tunnel = link.tunnel(ref, 7070)
             break
         except errors.FailedPrecondition:
             threading_wait()
@@ -123,27 +123,69 @@ def test_ports(link, ref) -> None:
         tunnel.send_eof()
         assert tunnel.recv() == b""
     with pytest.raises(errors.AtollError):
-        link.connect(ref, 7071)
+        link.tunnel(ref, 7071)
     with pytest.raises(errors.NotFound):
-        link.connect("no-such", 80)
+        link.tunnel("no-such", 80)
 
 
-def test_sandbox_over_a_remote_link(gateway, key) -> None:
-    sandbox = Sandbox()
-    sandbox._link = RemoteLink(gateway.endpoint, api_key=key, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
-    with sandbox:
+SERVER = "import socket; s=socket.create_server(('127.0.0.1',7072)); c=s.accept()[0]; c.sendall(c.recv(99).upper())"
+
+
+@pytest.fixture
+def trusting(gateway, monkeypatch):
+    monkeypatch.setenv("K8E_SANDBOX_CERT", str(gateway.home / "tls" / "sandbox-ca.crt"))
+
+
+def test_sandbox_of_a_gateway(gateway, key, trusting) -> None:
+    with Sandbox(endpoint=gateway.endpoint, api_key=key) as sandbox:
         assert sandbox.run("print(6 * 7)", language="python").stdout == "42\n"
         sandbox.files.write("/workspace/a.bin", b"\0\xff")
         assert sandbox.files.read("/workspace/a.bin") == b"\0\xff"
+        assert sandbox.id in {one.id for one in Sandbox.list(endpoint=gateway.endpoint, api_key=key)}
+        again = Sandbox.connect(sandbox.id, endpoint=gateway.endpoint, api_key=key)
+        assert again.run("echo 1", language="bash").stdout == "1\n"
+        again.close()
+        with pytest.raises(errors.FailedPrecondition):
+            sandbox.forward(7072)
+        sandbox.start(["python3", "-c", SERVER])
+        with _tunnel(sandbox) as tunnel:
+            tunnel.send(b"abc")
+            assert tunnel.recv() == b"ABC"
+    with pytest.raises(errors.Unauthenticated):
+        Sandbox.list(endpoint=gateway.endpoint, api_key="0" * 64)
+    with pytest.raises(errors.InvalidArgument):
+        Sandbox(api_key=key)
+    with pytest.raises(errors.InvalidArgument):
+        Sandbox(home="/x", endpoint=gateway.endpoint)
 
 
-async def test_async_sandbox_over_a_remote_link(gateway, key) -> None:
-    sandbox = AsyncSandbox()
-    sandbox._link = AsyncRemoteLink(gateway.endpoint, api_key=key, ca_cert=str(gateway.home / "tls" / "sandbox-ca.crt"))
-    async with sandbox:
+def _tunnel(sandbox):
+    for _ in range(300):
+        try:
+            return sandbox.forward(7072)
+        except errors.FailedPrecondition:
+            threading_wait()
+    raise AssertionError("nobody listens")
+
+
+async def test_async_sandbox_of_a_gateway(gateway, key, trusting) -> None:
+    async with AsyncSandbox(endpoint=gateway.endpoint, api_key=key) as sandbox:
         assert (await sandbox.run("echo hi", language="bash")).stdout == "hi\n"
         await sandbox.files.write("/workspace/a.bin", b"\0\xff")
         assert await sandbox.files.read("/workspace/a.bin") == b"\0\xff"
+        with pytest.raises(errors.FailedPrecondition):
+            await sandbox.forward(7072)
+        await sandbox.start(["python3", "-c", SERVER])
+        for _ in range(300):
+            try:
+                tunnel = await sandbox.forward(7072)
+                break
+            except errors.FailedPrecondition:
+                await asyncio.sleep(0.1)
+        await tunnel.send(b"abc")
+        assert await tunnel.recv() == b"ABC"
+        assert await tunnel.recv() == b""
+        await tunnel.close()
 
 
 def test_others_see_nothing(gateway, ref) -> None:
@@ -154,7 +196,7 @@ def test_others_see_nothing(gateway, ref) -> None:
         with pytest.raises(errors.NotFound):
             link.call(call)
     with pytest.raises(errors.NotFound):
-        link.connect(ref, 80)
+        link.tunnel(ref, 80)
     for path in (
         "/v1/daemon/stop",
         "/v1/%64aemon/stop",

@@ -17,6 +17,7 @@ from . import calls
 from .aio import AsyncExchange, AsyncLink
 from .async_files import AsyncFiles
 from .async_tunnel import AsyncTunnel, open_tunnel
+from .links import open_async_link
 from .options import CreateOptions, StartOptions, check_create
 from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 

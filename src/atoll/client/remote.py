@@ -7,6 +7,7 @@ local drivers: what may have been acted upon is never sent again.
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
@@ -129,7 +130,7 @@ class RemoteLink:
             raise
         return RemoteExchange(call, rpc, rpc, _head(first.head))
 
-    def connect(self, sandbox: str, port: int) -> RemoteTunnel:
+    def tunnel(self, sandbox: str, port: int) -> RemoteTunnel:
         """A TCP connection to a port inside."""
         return RemoteTunnel(self._stub, self._route, sandbox, port)
 
@@ -251,6 +252,55 @@ class AsyncRemoteExchange:
             rpc.cancel()
 
 
+class AsyncRemoteTunnel:
+    """As `RemoteTunnel`, for asyncio."""
+
+    def __init__(self, rpc: Any) -> None:
+        self._rpc = rpc
+
+    async def send(self, data: bytes) -> None:
+        for start in range(0, len(data), PIECE):
+            try:
+                await self._rpc.write(pb.ConnectRequest(data=data[start : start + PIECE]))
+            except (grpc.RpcError, asyncio.InvalidStateError):
+                raise Unavailable("the connection to the port is closed") from None
+
+    async def send_eof(self) -> None:
+        """No more from this side; the other may still send."""
+        await self._rpc.done_writing()
+
+    async def recv(self) -> bytes:
+        """The next bytes; empty when the other end has closed."""
+        try:
+            message = await self._rpc.read()
+        except grpc.RpcError as failure:
+            raise _typed(failure) from None
+        return b"" if message is grpc.aio.EOF else bytes(message.data)
+
+    async def close(self) -> None:
+        self._rpc.cancel()
+
+    async def __aenter__(self) -> AsyncRemoteTunnel:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._rpc.cancel()
+
+
+async def _ended(rpc: Any, failure: BaseException | None) -> AtollError:
+    """Why a call that was being set up is over."""
+    if isinstance(failure, grpc.RpcError):
+        return _typed(failure)
+    try:
+        await rpc.wait_for_connection()
+        await rpc.read()
+    except grpc.RpcError as told:
+        return _typed(told)
+    except asyncio.InvalidStateError:
+        pass
+    return Unavailable(f"the connection to the port was refused: {await rpc.details()}")
+
+
 class AsyncRemoteLink:
     """As `RemoteLink`, for one event loop."""
 
@@ -290,18 +340,26 @@ class AsyncRemoteLink:
             raise lost(call, "no answer")
         return AsyncRemoteExchange(call, rpc, _head(first.head))
 
+    async def tunnel(self, sandbox: str, port: int) -> AsyncRemoteTunnel:
+        """A TCP connection to a port inside."""
+        rpc = (await self._stub()).Connect(metadata=self._route.metadata)
+        try:
+            await rpc.write(pb.ConnectRequest(sandbox=sandbox, port=port))
+            await rpc.read()
+        except (grpc.RpcError, asyncio.InvalidStateError) as failure:
+            raise await _ended(rpc, failure) from None
+        if rpc.done():
+            raise await _ended(rpc, None)
+        return AsyncRemoteTunnel(rpc)
+
     def close(self) -> None:
         """Let go of the channel; what is under way on it is cancelled."""
         channel, self._channel, self._made = self._channel, None, None
         if channel is not None:
-            import asyncio
-
             self._closing = asyncio.ensure_future(channel.close(None))
 
     async def _stub(self) -> Any:
         if self._made is None:
-            import asyncio
-
             route = await asyncio.to_thread(ready, self._route)
             if self._made is None:
                 credentials, options = route.credentials(), list(route.options)
