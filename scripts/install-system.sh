@@ -23,7 +23,17 @@ found=""
 for f in /usr/lib/*/libnftables.so.1 /usr/lib64/libnftables.so.1 /usr/lib/libnftables.so.1; do [ -e "$f" ] && found=yes; done
 [ -n "$found" ] || missing+=(libnftables1)
 if ! command -v cargo >/dev/null 2>&1 && [ ! -x "$HOME/.cargo/bin/cargo" ]; then missing+=(cargo); fi
-[ ${#missing[@]} -eq 0 ] && exit 0
+
+# TypeScript snippets need tsx, unless Node strips types by itself (22.6 and later). Best effort: without it only they are missing.
+typescript() {
+  command -v node >/dev/null 2>&1 && command -v npm >/dev/null 2>&1 || return 0
+  command -v tsx >/dev/null 2>&1 && return 0
+  node -e 'const [a, b] = process.versions.node.split("."); process.exit(a > 22 || (a == 22 && b >= 6) ? 0 : 1)' && return 0
+  [ "$(id -u)" = 0 ] || { echo "TypeScript snippets need tsx: sudo npm install -g tsx" >&2; return 0; }
+  npm install --global --silent --no-audit --no-fund tsx >/dev/null 2>&1 || echo "could not install tsx; TypeScript snippets will not run" >&2
+}
+
+if [ ${#missing[@]} -eq 0 ]; then typescript; exit 0; fi
 
 if command -v apt-get >/dev/null 2>&1; then
   install="apt-get install -y --no-install-recommends ${missing[*]}"
@@ -51,3 +61,4 @@ if ! $sudo env DEBIAN_FRONTEND=noninteractive $install >/dev/null 2>&1; then
     $sudo env DEBIAN_FRONTEND=noninteractive ${install%% "${missing[*]}"} "$p" >/dev/null 2>&1 || echo "could not install $p" >&2
   done
 fi
+typescript

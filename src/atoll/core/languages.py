@@ -22,9 +22,19 @@ class Language:
     suffix: str
 
 
+# tsx where the image has it, else Node's own type stripping where it is new enough.
+_TYPESCRIPT = (
+    'if command -v tsx >/dev/null 2>&1; then exec tsx "$@"; fi; '
+    'set -- --experimental-strip-types --no-warnings "$@"; '
+    "if node --experimental-strip-types -e 0 >/dev/null 2>&1; then "
+    'if [ "$3" = -e ]; then exec node --input-type=commonjs-typescript "$@"; fi; exec node "$@"; fi; '
+    "echo 'TypeScript needs tsx, or Node 22.7 or later, in the image: npm install -g tsx' >&2; exit 127"
+)
+_TS = ("/bin/sh", "-c", _TYPESCRIPT, "typescript")
+
 PYTHON = Language("python", ("python3", "-c"), ("python3",), ".py")
 NODE = Language("node", ("node", "-e"), ("node",), ".js")
-TYPESCRIPT = Language("typescript", ("tsx", "-e"), ("tsx",), ".ts")
+TYPESCRIPT = Language("typescript", (*_TS, "-e"), _TS, ".ts")
 BASH = Language("bash", ("bash", "-c"), ("bash",), ".sh")
 SH = Language("sh", ("/bin/sh", "-c"), ("/bin/sh",), ".sh")
 
