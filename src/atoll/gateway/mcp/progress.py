@@ -21,7 +21,7 @@ class Live:
         self._waiting: list[str] = []
         self._size = 0
         self._told = 0
-        self._news = asyncio.Event()
+        self._news, self._over = asyncio.Event(), asyncio.Event()
         self._task = asyncio.create_task(self._pump())
 
     def add(self, channel: int, data: bytes) -> None:
@@ -32,18 +32,27 @@ class Live:
         self._news.set()
 
     async def close(self) -> None:
-        """Report what is left."""
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        if self._size > self._told:
-            await self._tell()
+        """Report what is left. A report under way is let finish: what it carries is nowhere else."""
+        self._over.set()
+        self._news.set()
+        try:
+            await self._task
+        finally:
+            self._task.cancel()
 
     async def _pump(self) -> None:
         while True:
             await self._news.wait()
             self._news.clear()
-            await self._tell()
-            await asyncio.sleep(PAUSE)
+            if self._size > self._told:
+                await self._tell()
+            if self._over.is_set():
+                return
+            try:
+                async with asyncio.timeout(PAUSE):
+                    await self._over.wait()
+            except TimeoutError:
+                continue
 
     async def _tell(self) -> None:
         text, self._waiting, self._told = _shortened("".join(self._waiting)), [], self._size

@@ -1,0 +1,32 @@
+"""The daemon's routes for MCP: opening the HTTP listener. (stdio is a WebSocket, see `stdio.py`.)"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+
+from atoll.gateway import frames
+from atoll.gateway.exchange import Exchange
+from atoll.gateway.mcp.settings import OpenHttp
+from atoll.gateway.rest import Rest, route
+
+
+@route("POST", "/v1/mcp/http", "Serve MCP over HTTP while this request is open", OpenHttp)
+async def open_http(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(OpenHttp)
+    await frames.send(exchange, _serve(rest, msgspec.structs.replace(request, project=None)))
+
+
+async def _serve(rest: Rest, request: OpenHttp) -> AsyncIterator[frames.Item]:
+    from atoll.gateway.agentkernel_door import Door
+    from atoll.gateway.mcp.http import McpHttp
+
+    app = McpHttp(rest.core, request)
+    door = Door(app)
+    try:
+        port = await door.open(request.host, request.port)
+        yield {"listening": {"host": request.host, "port": port}}
+        await asyncio.Event().wait()
+    finally:
+        await door.close()
+        await app.close()
