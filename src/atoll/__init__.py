@@ -10,6 +10,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
     from .client.async_sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client.k8e import SandboxClient, sandbox_session
+    from .client.k8e_async import AsyncSandboxClient, async_sandbox_session
     from .client.results import CommandInfo, Event, ExecResult, FileInfo, Output, ProcessInfo, SandboxInfo, Started
     from .client.sandbox import Command, Pty, Sandbox
     from .errors import AtollError
@@ -31,6 +33,10 @@ _HOMES = {
     "ProcessInfo": ".client.results",
     "SandboxInfo": ".client.results",
     "Started": ".client.results",
+    "SandboxClient": ".client.k8e",
+    "sandbox_session": ".client.k8e",
+    "AsyncSandboxClient": ".client.k8e_async",
+    "async_sandbox_session": ".client.k8e_async",
     "AtollError": ".errors",
 }
 
@@ -38,6 +44,7 @@ __all__ = [
     "AsyncCommand",
     "AsyncPty",
     "AsyncSandbox",
+    "AsyncSandboxClient",
     "AtollError",
     "Command",
     "CommandInfo",
@@ -48,9 +55,12 @@ __all__ = [
     "ProcessInfo",
     "Pty",
     "Sandbox",
+    "SandboxClient",
     "SandboxInfo",
     "Started",
+    "async_sandbox_session",
     "errors",
+    "sandbox_session",
 ]
 
 
