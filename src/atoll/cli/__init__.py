@@ -73,7 +73,8 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
         return None, [], []
     if words[0] in ("-V", "--version"):
         return BY_NAME["version"], words[1:], []
-    if words[0] not in GROUPS:
+    alone = words[0] in BY_NAME and (len(words) == 1 or " ".join(words[:2]) not in BY_NAME)
+    if alone or words[0] not in GROUPS:
         verb = BY_NAME.get(words[0])
         if verb is None:
             tops = [name.split()[0] for name in BY_NAME]

@@ -230,6 +230,17 @@ OWN = (
             Flag("json", "", "one JSON object a line"),
         ),
     ),
+    Verb(
+        "audit", "audit:show", "", "Who did what to which sandbox, and how it ended, oldest first.",
+        (
+            Flag("follow", "", "go on until interrupted", short="f"),
+            Flag("sandbox", "ID", "only this sandbox"),
+            Flag("limit", "N", "at most so many of the past", kind="int", default=100),
+            Flag("json", "", "one JSON object a line"),
+        ),
+        ("atoll audit -f", "atoll audit --sandbox $ID --json"),
+    ),
+    Verb("audit verify", "audit:verify", "", "Check that no record was changed, removed or put in.", (AS_JSON,)),
     Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),

@@ -4,6 +4,8 @@ from pathlib import Path
 
 from atoll.backends.contract import Backend
 from atoll.config import Config
+from atoll.core.audit import Audit
+from atoll.core.auditing import Auditing
 from atoll.core.commands import Commands
 from atoll.core.exposures import Exposures
 from atoll.core.files import Files
@@ -48,6 +50,23 @@ class Core:
         self.reaper = Reaper(self.sandboxes)
         self.once = Once(self)
         self.manifests = Manifests(self)
+        self.audit = Audit(home / "audit")
+        self._watch(Auditing(self.audit, self.sandboxes))
+
+    def _watch(self, auditing: Auditing) -> None:
+        """The verbs that change something, all of them."""
+        lifecycle = ("destroy", "stop", "start", "pause", "resume", "extend")
+        auditing.watch(self.sandboxes, *lifecycle)
+        auditing.watch(self.sandboxes, "create", on_sandbox=False)
+        auditing.watch(self.commands, "exec", "run", "stream", "background", "stdin", "signal", "kill", of="commands")
+        auditing.watch(self.files, "ask", "write", "tar_in", of="files")
+        auditing.watch(self.hosts, "change", of="hosts")
+        auditing.watch(self.exposures, "expose", "unexpose", of="ports")
+        auditing.watch(self.subagents, "create", of="subagents")
+        auditing.watch(self.snapshots, "save", of="snapshots")
+        auditing.watch(
+            self.snapshots, "restore", "delete", "bring_in", "put_manifest", of="snapshots", on_sandbox=False
+        )
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""
@@ -68,3 +87,4 @@ class Core:
         self.history.close()
         self.keys.close()
         self.store.close()
+        self.audit.close()

@@ -2,7 +2,8 @@
 
 JSON lines, appended and never rewritten. Each line carries the hash of the line before it, so that an edit, a removed or an
 inserted line breaks the chain at that place and `verify` names it. A cut at the very end cannot be seen from the file alone:
-the newest hash is therefore also kept in `<log>.head`, which is replaced after each append.
+the newest hash is therefore also kept in `audit.head`, written after each append. A daemon that starts on a log shorter than
+its head says so in a record of its own (`audit.gap`), which every later `verify` reports.
 """
 
 import hashlib
@@ -52,12 +53,22 @@ class Audit:
         self._path = directory / "audit.jsonl"
         self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = os.fstat(self._fd).st_size
+        self._head_fd = os.open(directory / "audit.head", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._seq, self._head = self._resume()
+        self._compare()
 
     def record(
-        self, who: str, action: str, sandbox: str = "", result: str = "ok", *, source: str = "", **details: Any
-    ) -> None:
-        """Append one record; it is in the file when this returns."""
+        self,
+        who: str,
+        action: str,
+        sandbox: str = "",
+        result: str = "ok",
+        *,
+        source: str = "",
+        of: int = 0,
+        **details: Any,
+    ) -> int:
+        """Append one record; it is in the file when this returns. `of` is the number of the record whose end this tells."""
         with self._lock:
             body = json.dumps(
                 {
@@ -68,6 +79,7 @@ class Audit:
                     "sandbox": sandbox,
                     "result": result,
                     "source": source,
+                    **({"of": of} if of else {}),
                     "details": _short(details),
                 },
                 sort_keys=True,
@@ -81,6 +93,12 @@ class Audit:
             self._write_head()
             if self._size > _ROTATE_BYTES:
                 self._rotate()
+            return self._seq
+
+    @property
+    def seq(self) -> int:
+        """The number of the newest record."""
+        return self._seq
 
     def files(self) -> list[Path]:
         """All segments, oldest first."""
@@ -91,6 +109,8 @@ class Audit:
         for path in self.files():
             with open(path, encoding="utf-8") as lines:
                 for line in lines:
+                    if not line.endswith("\n"):
+                        break  # it is being written
                     record = json.loads(line)["record"]
                     if record["seq"] > after and sandbox in ("", record["sandbox"]) and who in ("", record["who"]):
                         yield record
@@ -102,11 +122,19 @@ class Audit:
 
     def close(self) -> None:
         os.close(self._fd)
+        os.close(self._head_fd)
 
     def _write_head(self) -> None:
-        fresh = self._directory / "audit.head.new"
-        fresh.write_text(f"{self._seq} {self._head}\n")
-        fresh.replace(self._directory / "audit.head")
+        os.pwrite(self._head_fd, f"{self._seq:020d} {self._head}\n".encode(), 0)
+
+    def _compare(self) -> None:
+        """The log as it is found against the head as it was left. A head one behind is a crash between the two writes."""
+        said = os.pread(self._head_fd, 200, 0).split()
+        written = int(said[0]) if said and said[0].isdigit() else 0
+        if written > self._seq or (written == self._seq and said and said[1].decode() != self._head):
+            self.record("atoll", "audit.gap", result="damaged", found=self._seq, expected=written)
+        elif written < self._seq:
+            self._write_head()
 
     def _rotate(self) -> None:
         os.close(self._fd)
@@ -134,7 +162,7 @@ class Audit:
 
 def verify(directory: Path) -> Verdict:
     """Check a log directory: sequence, hashes, and that the newest hash is the one that was written last."""
-    head, seq = GENESIS, 0
+    head, seq, gap = GENESIS, 0, ""
     segments = sorted(directory.glob("audit.*.jsonl"), key=lambda p: int(p.name.split(".")[1]))
     for path in [*segments, directory / "audit.jsonl"]:
         if not path.exists():
@@ -153,7 +181,10 @@ def verify(directory: Path) -> Verdict:
                 head, seq = _digest(head, body), seq + 1
                 if claimed != head:
                     return Verdict(False, seq - 1, f"{where}: record {seq} was changed")
+                if record.get("action") == "audit.gap":
+                    gap = f"{where}: records were lost before it: {record['details']}"
     newest = directory / "audit.head"
-    if newest.exists() and newest.read_text().split() != [str(seq), head]:
-        return Verdict(False, seq, f"the log ends at record {seq}, but {newest.read_text().split()[0]} were written")
-    return Verdict(True, seq)
+    said = newest.read_text().split() if newest.exists() else []
+    if said and (int(said[0]), said[1]) != (seq, head):
+        return Verdict(False, seq, f"the log ends at record {seq}, but {int(said[0])} were written")
+    return Verdict(not gap, seq, gap)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from atoll import errors, model
+from atoll.core.auditing import SOURCE
 from atoll.core.credentials import require
 from atoll.core.keys import Key, parse_ttl
 from atoll.gateway.exchange import Exchange, flag
@@ -54,6 +55,7 @@ async def list_keys(rest: Rest, exchange: Exchange) -> None:
 async def create_key(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(CreateKey)
+    _write_down(rest, exchange, "keys.create", name=asked.name, scopes=list(asked.scopes))
     made = rest.core.keys.create(
         asked.name,
         ttl_days=parse_ttl(asked.ttl),
@@ -67,7 +69,9 @@ async def create_key(rest: Rest, exchange: Exchange) -> None:
 @route("POST", "/v1/keys/revoke", "End a key, and every certificate issued for it, at once", NamedKey)
 async def revoke_key(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
-    key = rest.core.keys.revoke((await exchange.json(NamedKey)).name)
+    name = (await exchange.json(NamedKey)).name
+    _write_down(rest, exchange, "keys.revoke", name=name)
+    key = rest.core.keys.revoke(name)
     if os.path.isdir(rest.core.home / "tls"):
         await asyncio.to_thread(_authority(rest).revoke_key, key.id)
     await exchange.answer({"ok": True, **_shown(key)})
@@ -77,6 +81,7 @@ async def revoke_key(rest: Rest, exchange: Exchange) -> None:
 async def import_keys(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(ImportKeys)
+    _write_down(rest, exchange, "keys.import")
     await exchange.answer({"keys": rest.core.keys.import_k8e(asked.text, scopes=asked.scopes)})
 
 
@@ -91,11 +96,17 @@ async def list_certificates(rest: Rest, exchange: Exchange) -> None:
 async def revoke_certificate(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(NamedCertificate)
+    _write_down(rest, exchange, "certificates.revoke", fingerprint=asked.fingerprint)
     authority = _authority(rest)
     line = await asyncio.to_thread(authority.revoke, asked.fingerprint) if authority.directory.is_dir() else None
     if line is None:
         raise errors.NotFound("no certificate with this fingerprint")
     await exchange.answer({"ok": True, **vars(line)})
+
+
+def _write_down(rest: Rest, exchange: Exchange, action: str, **details: Any) -> None:
+    """Keys are power: what is done to them is in the audit log before it is done."""
+    rest.core.audit.record(exchange.who.owner, action, result="begun", source=SOURCE.get(), **details)
 
 
 def _authority(rest: Rest) -> Any:

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from ...core.access import Principal
+from ...core.auditing import SOURCE
 from ...core.credentials import Doorkeeper, KeyHolder, bearer_of, require
 from ...core.ratelimit import Class
 from ...errors import AtollError, Internal, InvalidArgument, Unauthenticated
@@ -102,6 +103,7 @@ class Calls:
             if scope:
                 require(who, scope)
             TENANT.set(_said(context, "x-sandbox-tenant") or "")
+            SOURCE.set(f"grpc {peer.address}")
             async with self._watched(who):
                 yield who
         except AtollError as error:
