@@ -31,6 +31,8 @@ def test_k8e_P01_hello_without_any_setup(fresh: Cli) -> None:
         ("py", "print(3)", "3\n"),
         ("node", "console.log(1+1)", "2\n"),
         ("js", "console.log(typeof process)", "object\n"),
+        ("ts", "const x: number = 6; console.log(x * 7)", "42\n"),
+        ("typescript", "interface A { b: string }\nconst a: A = { b: 'ts' }\nconsole.log(a.b)\n", "ts\n"),
         ("python", "for i in range(2):\n    print(i)\n", "0\n1\n"),
         ("node", "const a = 1\nconsole.log(a)\n", "1\n"),
         ("bash", "for i in 1 2\ndo\n echo $i\ndone", "1\n2\n"),
