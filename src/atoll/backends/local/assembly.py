@@ -128,7 +128,7 @@ class Assembly:
         inside = self._inside_config(stage, binds) if self._engine.inside else None
         if inside is None:
             (self._run / "config.json").write_bytes(self._config(stage, launcher, base))
-            (self._paths.engine / self._engine.name).mkdir(mode=0o711, exist_ok=True)
+            passable(self._paths.engine / self._engine.name)
         self._step("bundle")
         handed = self._listen if inside is None else self._pid_file
         sources = [self._agent] if inside is None else [self._agent, self._dial_directory]
@@ -168,7 +168,7 @@ class Assembly:
 
     def _inside_config(self, stage: str, binds: list[dict[str, Any]]) -> str:
         spec = self._spec
-        (self._run / DIAL_DIRECTORY).mkdir(mode=0o711)
+        passable(self._run / DIAL_DIRECTORY)
         self._door = Door(self._run / DIAL_DIRECTORY, self._secrets["agent_secret"])
         shared = [(bind["target"], bind["read_only"]) for bind in binds]
         if not spec.read_only_root:
@@ -304,3 +304,9 @@ def _bind(target: str, read_only: bool, source: dict[str, Any]) -> dict[str, Any
     if parts[0] in _RESERVED:
         raise InvalidArgument(f"/{parts[0]} is not a place to mount on")
     return {"source": source, "target": target, "read_only": read_only, "idmap": True}
+
+
+def passable(directory: Path) -> None:
+    """A directory that the sandbox's own ids may pass through, whatever the daemon's umask is."""
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o711)
