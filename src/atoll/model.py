@@ -390,6 +390,43 @@ class Stop(Request, kw_only=True):
     force: bool = False
 
 
+# Approvals
+
+
+class AskApproval(Request, kw_only=True):
+    action: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
+class WaitApproval(Request, kw_only=True):
+    """Without a timeout it waits until the approval expires."""
+
+    timeout_s: Annotated[float, Meta(ge=0, le=3600)] | None = None
+
+
+class DecideApproval(Request, kw_only=True):
+    """`answer` is what a terminal showed; keys need none."""
+
+    approved: bool
+    reason: Annotated[str, Meta(max_length=4096)] = ""
+    answer: Annotated[str, Meta(max_length=100)] | None = None
+
+
+class ApprovalInfo(Answer, kw_only=True):
+    """`status`: pending, approved, rejected, expired, withdrawn, or used when its approval was taken."""
+
+    id: str
+    sandbox_id: str
+    owner: str
+    kind: str
+    action: str
+    status: str
+    requested_at: float
+    expires_at: float
+    decided_at: float | None
+    decided_by: str | None
+    reason: str | None
+
+
 # Snapshots
 
 

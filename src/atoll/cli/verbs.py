@@ -189,6 +189,24 @@ OWN = (
         ),
         ("A=$(atoll sandbox subagent $PARENT | jq -r .session_id)",),
     ),
+    Verb(
+        "sandbox confirm", "approvals:confirm", "[ID] [ACTION]", "Ask a person to approve an action, and wait for it.",
+        (
+            Flag("timeout", "SECONDS", "wait so long (default: 30)", kind="number", default=30),
+            Flag("no-wait", "", "print the approval's id and return"),
+            Flag("approval-id", "APPROVAL_ID", "wait for one that was asked for earlier"),
+        ),
+        ("atoll sandbox confirm $ID 'delete the old branches' && ./delete.sh",),
+    ),
+    Verb(
+        "sandbox approve", "approvals:approve", "APPROVAL_ID", "Approve what was asked; in a terminal of your own.",
+        (Flag("reject", "", "reject it instead"), Flag("reason", "TEXT", "why")),
+    ),
+    Verb(
+        "sandbox reject", "approvals:reject", "APPROVAL_ID", "Reject what was asked; in a terminal of your own.",
+        (Flag("reason", "TEXT", "why"),),
+    ),
+    Verb("sandbox approvals", "approvals:pending", "", "What waits for a decision."),
     Verb("sandbox catalog", "help:catalog", "", "This list as JSON."),
     Verb(
         "exec", "execute:execute", "REF CMD [ARG...]", "Run a program in a sandbox.",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from atoll.backends.contract import Backend
 from atoll.config import Config
+from atoll.core.approvals import Approvals
 from atoll.core.audit import Audit
 from atoll.core.auditing import Auditing
 from atoll.core.commands import Commands
@@ -45,6 +46,7 @@ class Core:
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history)
+        self.approvals = Approvals(self.sandboxes, self.store, self.history)
         self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
@@ -62,6 +64,8 @@ class Core:
         auditing.watch(self.files, "ask", "write", "tar_in", of="files")
         auditing.watch(self.hosts, "change", of="hosts")
         auditing.watch(self.exposures, "expose", "unexpose", of="ports")
+        auditing.watch(self.approvals, "request", of="approvals")
+        auditing.watch(self.approvals, "decide", of="approvals", on_sandbox=False)
         auditing.watch(self.subagents, "create", of="subagents")
         auditing.watch(self.snapshots, "save", of="snapshots")
         auditing.watch(

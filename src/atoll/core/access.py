@@ -34,6 +34,12 @@ def peer(sock: socket.socket, allowed: frozenset[int] | None = None) -> Principa
     return local(uid, gid)
 
 
+def peer_pid(sock: socket.socket) -> int:
+    """The process that connected to a Unix socket."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", raw)[0])
+
+
 def new_id(length: int = 20) -> str:
     """Five random bits for each character: 100 for a sandbox."""
     return "".join(_ALPHABET[byte & 31] for byte in secrets.token_bytes(length))

@@ -21,8 +21,9 @@ SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call
 SHOWN = 500
 READING = frozenset(("stat", "du"))  # of the file operations that are one question: those that change nothing
 FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
-          "target", "port", "host", "hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
+          "target", "action", "port", "host", "hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
           "require_approval")  # fmt: skip  # of a request: what is written down. Never env, content or secrets
+RENAMED = {"action": "asked", "source": "from"}  # words the record itself has another meaning for
 
 Verb = Callable[..., Any]
 
@@ -99,7 +100,7 @@ class Auditing:
             elif key in FIELDS or key in ("approval", "approved", "reason", "key", "signal"):
                 details[key] = _shown(value)
         who_said = {"who": who.owner, "action": action, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
-        seq = self._write(**who_said, result="begun", **details)
+        seq = self._write(**who_said, result="begun", **{RENAMED.get(key, key): v for key, v in details.items()})
         return {**who_said, "of": seq}
 
     def _end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:

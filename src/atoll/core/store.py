@@ -43,6 +43,13 @@ _MIGRATIONS = (
     CREATE TABLE journal(id TEXT, step TEXT, at REAL);
     CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT);
     """,
+    """
+    CREATE TABLE approval(
+        id TEXT PRIMARY KEY, sandbox_id TEXT NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, action TEXT NOT NULL,
+        digest TEXT NOT NULL, status TEXT NOT NULL, requested_at REAL NOT NULL, expires_at REAL NOT NULL,
+        sessions TEXT NOT NULL, decided_at REAL, decided_by TEXT, reason TEXT);
+    CREATE INDEX approval_sandbox ON approval(sandbox_id);
+    """,
 )
 
 Row = dict[str, Any]
@@ -316,6 +323,36 @@ class Store:
             )
         return self._rows(f"SELECT * FROM event WHERE {where} ORDER BY seq DESC LIMIT ?", *values, limit)[::-1]
 
+    # Approvals
+
+    def add_approval(self, row: Row) -> None:
+        values = [json.dumps(v) if isinstance(v, list) else v for v in row.values()]
+        marks = ", ".join("?" * len(row))
+        self._db.execute(f"INSERT INTO approval({', '.join(row)}) VALUES({marks})", values)
+
+    def approval(self, approval: str) -> Row | None:
+        return self._row("SELECT * FROM approval WHERE id = ?", approval)
+
+    def approvals(self, sandbox: str | None, owner: str | None = None) -> list[Row]:
+        """The undecided ones of a sandbox or an owner, oldest first."""
+        where = "status = 'pending'"
+        values: list[Any] = []
+        for column, value in (("sandbox_id", sandbox), ("owner", owner)):
+            if value is not None:
+                where, values = f"{where} AND {column} = ?", [*values, value]
+        return self._rows(f"SELECT * FROM approval WHERE {where} ORDER BY requested_at LIMIT 10000", *values)
+
+    def move_approval(self, approval: str, before: str, **values: Any) -> bool:
+        """Change it if it still has that status; whether it had."""
+        names = ", ".join(f"{key} = ?" for key in values)
+        cursor = self._db.execute(
+            f"UPDATE approval SET {names} WHERE id = ? AND status = ?", (*values.values(), approval, before)
+        )
+        return cursor.rowcount == 1
+
+    def drop_approvals(self, before: float) -> None:
+        self._db.execute("DELETE FROM approval WHERE requested_at < ?", (before,))
+
     # Small things
 
     def meta(self, key: str) -> str | None:
@@ -326,7 +363,7 @@ class Store:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
 
 
-_JSON = ("spec", "record", "exit", "data", "argv")
+_JSON = ("spec", "record", "exit", "data", "argv", "sessions")
 
 
 def _plain(row: sqlite3.Row) -> Row:

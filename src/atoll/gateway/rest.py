@@ -15,6 +15,7 @@ from atoll.core import Core
 from atoll.core.access import Principal
 from atoll.core.auditing import SOURCE
 from atoll.core.history import check_window
+from atoll.core.presence import PEER_PID
 from atoll.gateway import frames
 from atoll.gateway.exchange import (
     Exchange,
@@ -96,6 +97,7 @@ class Rest:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, who, parts)
+        PEER_PID.set(scope["state"].get("pid", 0))
         if not SOURCE.get():  # a door before this one may have said more
             SOURCE.set("http unix" if scope["client"] is None else f"http {scope['client'][0]}")
         try:
@@ -476,5 +478,5 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
 
 
 # Routes of their own modules, here for their entries in the table
-from atoll.gateway import rest_audit, rest_images, rest_keys, rest_network, rest_workspaces  # noqa: E402, F401
+from atoll.gateway import rest_approvals, rest_audit, rest_images, rest_keys, rest_network, rest_workspaces  # noqa: E402, F401
 from atoll.gateway.mcp import routes as mcp_routes  # noqa: E402, F401

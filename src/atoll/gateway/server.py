@@ -12,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from atoll import errors, model
-from atoll.core.access import peer
+from atoll.core.access import peer, peer_pid
 from atoll.gateway.exchange import wire
 
 KEEP_ALIVE = 300
@@ -28,7 +28,7 @@ class PeerProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._socket = transport.get_extra_info("socket")
         try:
-            self.app_state = {**self.app_state, "principal": peer(self._socket)}
+            self.app_state = {**self.app_state, "principal": peer(self._socket), "pid": peer_pid(self._socket)}
         except errors.PermissionDenied as error:
             body = model.encode({"error": wire(error)})
             transport.write(

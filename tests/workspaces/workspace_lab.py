@@ -1,0 +1,100 @@
+"""The CLI as a process, also on a terminal of another login session than the test's own."""
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parents[2] / "src"
+PATIENCE = 120.0
+
+
+class Atoll:
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_"))}
+        self.env.update(ATOLL_HOME=str(home), PYTHONPATH=str(SOURCE))
+        if "ATOLL_RUNTIME" in os.environ:
+            self.env["ATOLL_RUNTIME"] = os.environ["ATOLL_RUNTIME"]
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "atoll", *words]
+
+    def __call__(self, *words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(self.argv(*words), input=stdin, capture_output=True, timeout=PATIENCE, env=self.env)
+
+    def ok(self, *words: str, stdin: bytes = b"") -> Any:
+        done = self(*words, stdin=stdin)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        return json.loads(done.stdout)
+
+    def fails(self, *words: str, stdin: bytes = b"") -> Any:
+        done = self(*words, stdin=stdin)
+        assert done.returncode != 0, (done.stdout, done.stderr)
+        return json.loads(done.stdout)
+
+    def start(self, *words: str) -> "subprocess.Popen[bytes]":
+        """In a session of its own, as an agent's tool calls are."""
+        return subprocess.Popen(
+            self.argv(*words), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=self.env,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+class Terminal:
+    """A person at a terminal: a process with a session and a controlling terminal of its own, and no ties to this one."""
+
+    def __init__(self, argv: list[str], env: dict[str, str]) -> None:
+        self.seen = b""
+        self._master, slave = pty.openpty()
+        middle = os.fork()
+        if middle == 0:
+            try:
+                if os.fork() == 0:  # the one in between ends, so that nobody of ours is among the ancestors
+                    os.setsid()
+                    os.close(self._master)
+                    os.close(
+                        os.open(os.ttyname(slave), os.O_RDWR)
+                    )  # the first terminal opened becomes the controlling one
+                    for fd in (0, 1, 2):
+                        os.dup2(slave, fd)
+                    os.execve(argv[0], argv, env)
+            finally:
+                os._exit(0)
+        os.waitpid(middle, 0)
+        os.close(slave)
+
+    def read_until(self, text: bytes) -> bytes:
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if not self._more():
+                break
+        assert text in self.seen, self.seen
+        return self.seen
+
+    def type(self, text: bytes) -> None:
+        os.write(self._master, text + b"\n")
+
+    def finish(self) -> bytes:
+        """Everything it said, after it has ended."""
+        deadline = time.monotonic() + PATIENCE
+        while self._more():
+            assert time.monotonic() < deadline, self.seen
+        os.close(self._master)
+        return self.seen
+
+    def _more(self) -> bool:
+        if not select.select([self._master], [], [], 1.0)[0]:
+            return True
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # nobody holds the other end any more
+            return False
+        self.seen += data
+        return bool(data)
