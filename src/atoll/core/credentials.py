@@ -42,6 +42,7 @@ class Peer:
     uid: int | None = None  # of a Unix socket's peer, or of a loopback connection (`loopback_owner` at accept)
     gid: int | None = None
     fingerprint: str | None = None
+    pid: int = 0  # of a Unix socket's peer; 0 is unknown
 
 
 class Ledger(Protocol):

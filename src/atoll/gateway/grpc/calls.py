@@ -23,6 +23,7 @@ from google.protobuf.message_factory import GetMessageClass
 from ...core.access import Principal
 from ...core.auditing import SOURCE
 from ...core.credentials import Doorkeeper, KeyHolder, bearer_of, require
+from ...core.presence import PEER_PID
 from ...core.ratelimit import Class
 from ...errors import AtollError, Internal, InvalidArgument, Unauthenticated
 from .doors import Doors
@@ -104,6 +105,7 @@ class Calls:
                 require(who, scope)
             TENANT.set(_said(context, "x-sandbox-tenant") or "")
             SOURCE.set(f"grpc {peer.address}")
+            PEER_PID.set(peer.pid)
             async with self._watched(who):
                 yield who
         except AtollError as error:

@@ -211,8 +211,8 @@ def _peer(transport: asyncio.Transport) -> Peer:
     sock = transport.get_extra_info("socket")
     if sock.family == socket.AF_UNIX:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        _, uid, gid = struct.unpack("3i", raw)
-        return Peer("unix", uid, gid)
+        pid, uid, gid = struct.unpack("3i", raw)
+        return Peer("unix", uid, gid, pid=pid)
     theirs, ours = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
     channel = transport.get_extra_info("ssl_object")
     der = channel.getpeercert(binary_form=True) if channel is not None else None
