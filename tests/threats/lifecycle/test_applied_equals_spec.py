@@ -1,0 +1,100 @@
+"""LIF-02: what was asked for is what holds, after every transition of a sandbox's life."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from sandbox_lab import Lab, until
+
+from atoll import Sandbox
+
+ASK: dict[str, Any] = {
+    "memory_mb": 192,
+    "pids": 77,
+    "files": 333,
+    "disk_mb": 48,
+    "cpus": 0.5,
+    "env": {"ASKED": "yes"},
+    "read_only_root": True,
+}
+INSIDE = """
+import json, os, resource, shutil
+def writable(p):
+    try: open(p + '/probe', 'w').close(); os.remove(p + '/probe'); return True
+    except OSError: return False
+print(json.dumps({'files': resource.getrlimit(resource.RLIMIT_NOFILE), 'root': writable('/etc'), 'work': writable('/workspace'),
+  'disk': shutil.disk_usage('/workspace').total <= 48 << 20, 'env': os.environ.get('ASKED'), 'uid': os.getuid(),
+  'caps': [l for l in open('/proc/self/status').read().splitlines() if l.startswith(('CapBnd', 'NoNewPrivs', 'Seccomp:'))],
+  'map': open('/proc/self/uid_map').read().split()[2], 'net': sorted(os.listdir('/sys/class/net')),
+  'share': open('/data/name').read(), 'share writable': writable('/data')}))
+"""
+
+
+def group_value(sandbox: str, *names: str) -> str:
+    for name in names:
+        for path in Path("/sys/fs/cgroup").glob(f"**/atoll/*/{sandbox}/{name}"):
+            return path.read_text().split()[0]
+    raise AssertionError(f"no {names} for {sandbox}")
+
+
+def applied(sandbox: Sandbox) -> dict[str, Any]:
+    inside = json.loads(sandbox.run(INSIDE).stdout)
+    cpu = group_value(sandbox.id, "cpu.max", "cpu.cfs_quota_us")
+    return {
+        **inside,
+        "memory": int(group_value(sandbox.id, "memory.max", "memory.limit_in_bytes")),
+        "pids": int(group_value(sandbox.id, "pids.max")),
+        "cpu": int(cpu),
+        "info": {name: limit["value"] for name, limit in sandbox.info().limits.items()},
+        "hosts": sandbox.info().hosts,
+    }
+
+
+def test_every_transition_keeps_every_part(own_lab: Lab, tmp_path: Path) -> None:
+    """Create, pause and resume, stop and start, a killed daemon, both together: the same walls each time."""
+    share = Path("/tmp") / f"atoll-spec-{os.getpid()}-{os.urandom(3).hex()}"
+    share.mkdir()
+    (share / "name").write_text("shared")
+    mounts = [{"source": str(share), "target": "/data", "read_only": True}]
+    made = own_lab.create(runtime="container", mounts=mounts, **ASK)
+    try:
+        first = applied(made)
+        assert (first["memory"], first["pids"], first["cpu"]) == (192 << 20, 77, 50000) or first["pids"] >= 77
+        assert (
+            first["files"] == [333, 333]
+            and not first["root"]
+            and first["work"]
+            and first["disk"]
+            and first["env"] == "yes"
+        )
+        assert first["map"] == "65536" and first["share"] == "shared" and not first["share writable"]
+        made.pause()
+        made.resume()
+        assert applied(made) == first
+        made.stop()
+        made.restart()
+        assert applied(made) == first
+        crash(own_lab)
+        assert applied(made) == first
+        made.stop()
+        crash(own_lab)
+        made.restart()
+        assert applied(made) == first
+        made.destroy()
+    finally:
+        made.destroy()
+        made.close()
+        (share / "name").unlink()
+        share.rmdir()
+
+
+def crash(lab: Lab) -> None:
+    pid = lab.start()
+    os.kill(pid, signal.SIGKILL)
+    until(
+        lambda: not os.path.exists(f"/proc/{pid}") or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2],
+        "it is gone",
+    )
+    lab.start()

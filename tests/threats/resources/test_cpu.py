@@ -1,0 +1,31 @@
+"""RES-08: busy loops on every core. The quota is the kernel's, and the daemon answers."""
+
+from pathlib import Path
+
+from sandbox_lab import Lab, until
+
+
+def throttled(sandbox: str) -> int:
+    """How often the kernel held it back; of several hierarchies only one knows."""
+    seen = 0
+    for path in Path("/sys/fs/cgroup").glob(f"**/atoll/*/{sandbox}/cpu.stat"):
+        fields = dict(line.split() for line in path.read_text().splitlines())
+        seen = max(seen, int(fields.get("nr_throttled", 0)))
+    return seen
+
+
+def test_burners_are_held_and_the_daemon_answers(lab: Lab) -> None:
+    """Two sandboxes with a tenth of a core and four loops each: both throttled, others served, priority games in vain."""
+    with lab.sandbox(runtime="container", cpus=0.1) as one, lab.sandbox(runtime="container", cpus=0.1) as two:
+        for made in (one, two):
+            for _ in range(4):
+                made.start("while :; do :; done")
+            assert (
+                "done"
+                not in made.run("import os\ntry: os.nice(-20); print('done')\nexcept OSError: pass", timeout=60).stdout
+            )
+        until(lambda: throttled(one.id) > 0 and throttled(two.id) > 0, "both are throttled")
+        for _ in range(10):
+            assert lab.ask("GET", "/v1/health")[0] == 200
+        with lab.sandbox(runtime="container") as third:
+            assert third.exec("echo served").stdout == "served\n"

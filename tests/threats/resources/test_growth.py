@@ -1,0 +1,26 @@
+"""RES-11: what a chatty sandbox leaves on the host is bounded: transcripts, kept output, events."""
+
+from pathlib import Path
+
+from sandbox_lab import Lab, until
+
+CAP = 24 << 20  # transcript 8 MiB, kept output 10 MiB of one background run, and room for the store
+
+
+def size(tree: Path) -> int:
+    return sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+
+
+def test_the_state_directory_stays_below_its_cap(lab: Lab) -> None:
+    """A hundred megabytes of output, in the foreground and the background; then hundreds of events."""
+    with lab.sandbox(runtime="container") as made:
+        places = [Path(lab.home) / name for name in ("transcripts", "runs")]
+        before = sum(size(place) for place in places)
+        made.exec("head -c 60000000 /dev/zero | tr '\\0' 'x' | fold -w 99", timeout=None)
+        made.start("head -c 60000000 /dev/zero | tr '\\0' 'x' | fold -w 99").wait()
+        for _ in range(100):
+            made.exec("true")
+        until(lambda: made.exec("true").ok, "it answers")
+        assert sum(size(place) for place in places) - before < CAP
+        ident = made.id
+    until(lambda: not list(Path(lab.home).glob(f"runs/{ident}*")), "kept output goes with the sandbox")
