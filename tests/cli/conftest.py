@@ -46,8 +46,7 @@ class Cli:
         self.home = home
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_"))}
         self.env.update(ATOLL_HOME=home, PYTHONPATH=SOURCE)
-        if "ATOLL_RUNTIME" in os.environ:
-            self.env["ATOLL_RUNTIME"] = os.environ["ATOLL_RUNTIME"]
+        self.env["ATOLL_RUNTIME"] = os.environ.get("ATOLL_RUNTIME", "container")  # behaviour tests cover every runtime
 
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "atoll", *words]
