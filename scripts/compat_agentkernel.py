@@ -67,9 +67,10 @@ PROMISES = {
 
 HEAD = """# agentkernel
 
-The same program serves agentkernel's command line, HTTP interface and MCP tools; `atoll alias install agentkernel` gives it that name,
-under which it prints text in the `sandbox` group, keeps to that document's paths and lets `run` reach every public name. The published clients
-(`agentkernel-sdk` from PyPI, `agentkernel` from npm) work as they are against `atoll serve --agentkernel`. Permissions: [policy.md](../policy.md).
+The same program serves agentkernel's command line, HTTP interface and MCP tools; `atoll alias install agentkernel` gives
+it that name, under which it prints text in the `sandbox` group, keeps to that document's paths and lets `run` reach every
+public name. The published clients (`agentkernel-sdk` from PyPI, `agentkernel` from npm) work as they are against
+`atoll serve --agentkernel`. Permissions: [policy.md](../policy.md).
 This page is made by `scripts/compat_agentkernel.py` from the names of the tests.
 
 ## What differs, on purpose
@@ -85,7 +86,8 @@ This page is made by `scripts/compat_agentkernel.py` from the names of the tests
 
 ## Not here
 
-Dockerfile builds (`--build`, `[build]`), volumes, published ports on `run`, `--source`, `--sudo`. They are not offered, and refused where a client sends them.
+Dockerfile builds (`--build`, `[build]`), volumes, published ports on `run`, `--source`, `--sudo`. They are not offered, and
+refused where a client sends them.
 
 | id | promise | tests |
 |---|---|---|

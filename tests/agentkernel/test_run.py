@@ -59,7 +59,7 @@ def test_ak_P3_the_command_picks_the_image(cli: Cli, project: Path) -> None:
     assert cli.ok("run", "--image", "host", "sh", "-c", "ls /pwned 2>/dev/null; echo ok").stdout == b"ok\n"
 
 
-def test_ak_P5_nothing_is_left_behind_unless_kept(cli: Cli) -> None:
+def test_ak_P5_P6_nothing_is_left_behind_unless_kept(cli: Cli) -> None:
     before = set(cli.names())
     assert cli("run", "sh", "-c", "exit 3").code == 3
     assert set(cli.names()) <= before | set(cli.names()) and not [n for n in cli.names() if n.startswith("ephemeral-")]
