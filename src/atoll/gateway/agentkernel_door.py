@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from atoll import errors
 from atoll.core.access import Principal, local
 from atoll.core.credentials import loopback_owner
 from atoll.gateway.exchange import Exchange
+from atoll.gateway.heads import BoundedHeads
 
 LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 KEEP_ALIVE = 75
@@ -91,7 +91,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _OwnedProtocol(HttpToolsProtocol):
+class _OwnedProtocol(BoundedHeads):
     """uvicorn's protocol, which asks for the owner of its peer while the connection is fresh."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

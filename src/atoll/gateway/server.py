@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from atoll import errors, model
 from atoll.core.access import peer, peer_pid
 from atoll.gateway.exchange import wire
+from atoll.gateway.heads import BoundedHeads
 
 KEEP_ALIVE = 300
 BACKLOG = 1024
@@ -21,7 +21,7 @@ HALF_CLOSED_CHECK = 0.5
 LONGEST_NAME = 107  # sun_path holds 108 bytes with the closing zero
 
 
-class PeerProtocol(HttpToolsProtocol):
+class PeerProtocol(BoundedHeads):
     """uvicorn's protocol, which also knows its peer, and tells a half-closed connection from one that is gone."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -1,12 +1,18 @@
 """RES-09: requests that are slow, endless or deep. Normal calls go on; what is too much is refused by size before it is parsed."""
 
+import asyncio
 import contextlib
-import json
 import socket
+import tempfile
+from pathlib import Path
+from typing import Any
 
+import pytest
 from sandbox_lab import PATIENCE, Lab
 
 from atoll import Sandbox
+from atoll.gateway import heads
+from atoll.gateway.server import Listener
 
 
 def test_slow_requests_delay_nobody(lab: Lab, sandbox: Sandbox) -> None:
@@ -40,5 +46,31 @@ def test_giant_and_deep_bodies_are_refused(lab: Lab, sandbox: Sandbox) -> None:
         answer = b""
         with contextlib.suppress(OSError):
             answer = link.recv(100)
-        assert not answer.startswith(b"HTTP/1.1 200")
-    assert json.loads(json.dumps(lab.ask("GET", "/v1/health")[1]))["ok"]
+        assert answer == b"" or answer.startswith(b"HTTP/1.1 431"), answer
+    assert lab.ask("GET", "/v1/health")[1]["ok"]
+
+
+async def test_a_head_that_does_not_come_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real listener with a short clock: silent and dripping connections are ended, a whole request is served."""
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.5)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1)  # longer than the clock: an answer may take its time
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"served"})
+
+    with tempfile.TemporaryDirectory(prefix="atb-") as place:
+        listener = Listener(app, Path(place) / "s")
+        await listener.open()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                silent, _ = await asyncio.open_unix_connection(f"{place}/s")
+                dripping, drip = await asyncio.open_unix_connection(f"{place}/s")
+                drip.write(b"GET / HTTP/1.1\r\nX-Slow: ")
+                whole, ask = await asyncio.open_unix_connection(f"{place}/s")
+                ask.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                assert (await silent.read()).startswith(b"HTTP/1.1 408")
+                assert (await dripping.read()).startswith(b"HTTP/1.1 408")
+                assert b"served" in await whole.read()
+        finally:
+            await listener.close(1)
