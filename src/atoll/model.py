@@ -75,6 +75,14 @@ class Mount(Request, kw_only=True):
                 raise ValueError(f"a mount needs absolute paths without `..`, not {path!r:.200}")
 
 
+class SecretRef(Request, kw_only=True):
+    """A secret of the caller's as an environment variable of every command."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    key: Annotated[str, Meta(min_length=1, max_length=63)]
+    env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+
+
 class CreateSandbox(Request, kw_only=True):
     name: str | None = None
     runtime: Runtime = "auto"
@@ -97,6 +105,8 @@ class CreateSandbox(Request, kw_only=True):
     program: Annotated[str, Meta(max_length=4096)] | None = None
     security: dict[str, bool | str] = field(default_factory=dict)
     start: bool = True
+    secrets: Annotated[list[SecretRef], Meta(max_length=32)] = []
+    require_approval: Annotated[list[str], Meta(max_length=32)] = []
 
     def __post_init__(self) -> None:
         if self.name is not None and (not NAME.match(self.name) or ".." in self.name):
@@ -107,6 +117,8 @@ class CreateSandbox(Request, kw_only=True):
         check_path("workdir", self.workdir)
         if not self.workdir.startswith("/"):
             raise ValueError("workdir must be an absolute path")
+        if len({secret.env for secret in self.secrets}) < len(self.secrets):
+            raise ValueError("two secrets have the same environment variable")
         if len(self.labels) > 64 or any(len(k) > 256 or len(v) > 4096 for k, v in self.labels.items()):
             raise ValueError("at most 64 labels, keys of 256 and values of 4096 characters")
         if self.hosts is not None and (len(self.hosts) > 1000 or any(not 0 < len(h) <= 300 for h in self.hosts)):
@@ -212,6 +224,8 @@ class SandboxInfo(Answer, kw_only=True):
     pid: int | None
     end: End | None
     parent_id: str | None = None
+    secret_env_vars: list[str] = []
+    require_approval: list[str] = []
 
 
 # Commands
@@ -388,6 +402,14 @@ class Resize(Request, kw_only=True):
 
 class Stop(Request, kw_only=True):
     force: bool = False
+
+
+# Secrets
+
+
+class SetSecret(Request, kw_only=True):
+    key: Annotated[str, Meta(min_length=1, max_length=63)]
+    value: Annotated[str, Meta(max_length=65536)]
 
 
 # Approvals

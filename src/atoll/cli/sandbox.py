@@ -46,6 +46,8 @@ def create(arguments: Arguments) -> int:
     options["workdir"] = arguments.workdir
     options["read_only_root"] = arguments.read_only_root or None
     options["persistent"] = arguments.persistent or None
+    options["secrets"] = [_secret(env, ref) for env, ref in arguments.secret] or None
+    options["require_approval"] = arguments.require_approval or None
     labels = dict(arguments.label)
     if arguments.tenant or setting("TENANT"):
         labels["tenant"] = tenant_of(arguments)
@@ -68,6 +70,13 @@ def create(arguments: Arguments) -> int:
         found["name"] = name
     print_json(found)
     return 0
+
+
+def _secret(env: str, ref: str) -> dict[str, str]:
+    name, colon, key = ref.partition(":")
+    if not (colon and name and key):
+        raise InvalidArgument(f"--secret needs VAR=NAME:KEY, not {env}={ref}")
+    return {"env": env, "name": name, "key": key}
 
 
 def get(arguments: Arguments) -> int:
@@ -261,11 +270,12 @@ def _session(wire: dict[str, Any]) -> dict[str, Any]:
         "tenant_id": (wire.get("labels") or {}).get("tenant", ""),
         "expires_at": int(wire.get("expires_at") or 0),
         "env_keys": wire.get("env_keys") or [],
-        "secret_env_vars": [],
+        "secret_env_vars": wire.get("secret_env_vars") or [],
         "background_runs": wire.get("background_runs") or 0,
         "allowed_hosts": wire.get("hosts"),
     }
-    for name in ("name", "image", "state", "created_at", "idle_timeout_s", "last_active", "limits", "policy", "end"):
+    for name in ("name", "image", "state", "created_at", "idle_timeout_s", "last_active", "limits", "policy", "end",
+                 "require_approval"):  # fmt: skip
         if wire.get(name) is not None:
             found[name] = wire[name]
     return found

@@ -81,6 +81,13 @@ OWN = (
             Flag("label", "K=V", "a label; may be repeated", kind="pair", repeat=True),
             Flag("read-only-root", "", "only /workspace and /tmp can be written"),
             Flag("persistent", "", "keep /workspace when it is stopped"),
+            Flag(
+                "secret", "VAR=NAME:KEY", "a secret as an environment variable of every command; may be repeated",
+                kind="pair", repeat=True,
+            ),
+            Flag(
+                "require-approval", "RULE", "command:GLOB or path:GLOB waits for a person; may be repeated", repeat=True,
+            ),
             *FILLING,
         ),
         ("atoll sandbox create --memory 1024 --cpus 2", "atoll sandbox create --name build --lifetime 3600"),
@@ -238,6 +245,7 @@ OWN = (
     ),
     Verb("serve", "service:serve", "", "The daemon in the foreground.", SERVE),
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
+    Verb("daemon prewarm", "service:prewarm", "", "Keep the daemon and wait until its warm sandboxes are ready."),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
     Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),
     Verb(
@@ -259,6 +267,13 @@ OWN = (
         ("atoll audit -f", "atoll audit --sandbox $ID --json"),
     ),
     Verb("audit verify", "audit:verify", "", "Check that no record was changed, removed or put in.", (AS_JSON,)),
+    Verb(
+        "secret set", "secrets:set_value", "NAME KEY", "Keep a secret; its value is standard input.",
+        (Flag("from-env", "VAR", "take the value from this variable instead"),),
+        ("printf %s \"$TOKEN\" | atoll secret set github token", "atoll sandbox create --secret GH_TOKEN=github:token"),
+    ),
+    Verb("secret list", "secrets:list_names", "", "Names and keys of your secrets, never values.", (AS_JSON,)),
+    Verb("secret rm", "secrets:remove", "NAME [KEY]", "Forget a secret, or one key of it."),
     Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),

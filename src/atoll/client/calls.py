@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30.0
 ANSWER_TIMEOUT = 300.0  # for calls that carry no time limit of their own
 GRACE = 15.0  # beyond a command's own timeout, before the answer counts as lost
+APPROVAL = 300.0  # a command may wait so long for a person before it starts; a daemon that is gone is noticed at once anyway
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -182,7 +183,7 @@ def start(
         fields.update(user=user, umask=umask, pty=None if pty is None else {"rows": pty[0], "cols": pty[1]})
     target = sandbox_path(ref, "exec" if language is None else "run")
     headers = (*_JSON, ("Accept", FRAMES)) if frames else _JSON
-    wait = ANSWER_TIMEOUT if background else (None if timeout is None else timeout + GRACE)
+    wait = ANSWER_TIMEOUT if background else (None if timeout is None else timeout + APPROVAL + GRACE)
     return Call("POST", target, _encode(fields), headers, command_id=command_id, timeout=wait)
 
 

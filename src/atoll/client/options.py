@@ -29,6 +29,8 @@ class CreateOptions(TypedDict, total=False):
     mounts: Sequence[Mapping[str, Any]]
     read_only_root: bool
     persistent: bool
+    secrets: Sequence[Mapping[str, str]]
+    require_approval: Sequence[str]
 
 
 class StartOptions(TypedDict, total=False):

@@ -20,7 +20,9 @@ from atoll.core.once import Once
 from atoll.core.ports import Ports
 from atoll.core.reaper import Reaper
 from atoll.core.recovery import reconcile
+from atoll.core.rules import Gate
 from atoll.core.sandboxes import Sandboxes
+from atoll.core.secrets import Secrets, Vault
 from atoll.core.snapshots import Snapshots
 from atoll.core.store import Store
 from atoll.core.subagents import SubAgents
@@ -47,6 +49,9 @@ class Core:
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history)
         self.approvals = Approvals(self.sandboxes, self.store, self.history)
+        self.secrets = Vault(Secrets(home))
+        self.sandboxes.vault = self.commands.vault = self.secrets
+        self.commands.gate = self.files.gate = Gate(self.approvals)
         self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
@@ -64,6 +69,7 @@ class Core:
         auditing.watch(self.files, "ask", "write", "tar_in", of="files")
         auditing.watch(self.hosts, "change", of="hosts")
         auditing.watch(self.exposures, "expose", "unexpose", of="ports")
+        auditing.watch(self.secrets, "set", "remove", of="secrets", on_sandbox=False)
         auditing.watch(self.approvals, "request", of="approvals")
         auditing.watch(self.approvals, "decide", of="approvals", on_sandbox=False)
         auditing.watch(self.subagents, "create", of="subagents")

@@ -16,8 +16,10 @@ from atoll.core.access import Principal, new_command_id
 from atoll.core.history import History
 from atoll.core.live import Live
 from atoll.core.output import Output
+from atoll.core.rules import Gate
 from atoll.core.running import Running, info
 from atoll.core.sandboxes import Sandboxes
+from atoll.core.secrets import Vault
 from atoll.core.store import Row, Store
 from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
@@ -38,6 +40,8 @@ class Commands:
         self._directory = directory
         directory.mkdir(mode=0o700, exist_ok=True)
         sandboxes.forget_outputs = self._forget_outputs
+        self.vault: Vault | None = None  # where a sandbox's secrets come from
+        self.gate: Gate | None = None  # what holds commands that need approval
 
     # Starting
 
@@ -47,6 +51,7 @@ class Commands:
         repeated = self._repeated(live, spec)
         if repeated is not None:
             return await self._wait_for(live, repeated)
+        await self._admit(who, live, spec)
         running = await self._start(live, spec, background=False)
         if not running.ended:
             async for _ in running.consume():
@@ -63,6 +68,7 @@ class Commands:
             async for item in self.attach(who, ref, spec.id):
                 yield item
             return
+        await self._admit(who, live, spec)
         running = await self._start(live, spec, background=False)
         yield Started(command_id=running.id, sandbox_id=live.id, pid=running.pid)
         if running.ended:
@@ -90,6 +96,7 @@ class Commands:
             raise errors.Exhausted(
                 f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
             )
+        await self._admit(who, live, spec)
         running = await self._start(live, spec, background=True)
         if not running.ended:
             running.task = asyncio.create_task(running.pump())
@@ -255,6 +262,15 @@ class Commands:
 
     # Inside
 
+    async def _admit(self, who: Principal, live: Live, spec: Spec) -> None:
+        """Wait for a person where a rule of the sandbox says so."""
+        if live.spec.require_approval:
+            if self.gate is None:
+                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
+            await self.gate.command(who, live, spec)
+            if live.state != "running":
+                raise live.not_running()
+
     async def _start(self, live: Live, spec: Spec, *, background: bool) -> Running:
         command = spec.id or new_command_id()
         cwd = spec.cwd or live.spec.workdir
@@ -319,6 +335,10 @@ class Commands:
             if spec.pty is not None:
                 request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
                 request["stdin"] = True
+        if live.spec.secrets and self.vault is not None:
+            values = self.vault.resolve(live.owner, live.spec.secrets)
+            self._history.mask(live.id, values.values())
+            request["env"] = {**(request.get("env") or {}), **values}
         try:
             return await Process.start(live.client, command, request, sent)
         except ProgramNotStarted:

@@ -14,6 +14,8 @@ import msgspec
 
 from atoll import errors
 from atoll.core.access import Principal
+from atoll.core.live import Live
+from atoll.core.rules import Gate
 from atoll.core.sandboxes import Sandboxes
 from atoll.guest import ConnectionLost, Download, wire
 from atoll.guest.connection import Bytes
@@ -33,11 +35,13 @@ class Files:
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
+        self.gate: Gate | None = None  # what holds changes that need approval
 
     async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
         """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
         fields = _fields(request, needs_path=op != "sed")
         live = self._sandboxes.reach(who, ref)
+        await self._admit(who, live, op, fields)
         with live.use() as client:
             answer = await client.request(op, timeout=LONG, **fields)
         return clean(answer)
@@ -101,8 +105,15 @@ class Files:
     ) -> Entry:
         checked = _path(path)
         live = self._sandboxes.reach(who, ref)
+        await self._admit(who, live, op, {"path": checked})
         with live.use() as client:
             return clean(await client.upload(op, source, path=checked, **options))
+
+    async def _admit(self, who: Principal, live: Live, op: str, fields: Entry) -> None:
+        if live.spec.require_approval:
+            if self.gate is None:
+                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
+            await self.gate.change(who, live, op, fields)
 
     async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
         """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ PER_COMMAND = 1024 * 1024  # bytes of each stream of one command that enter the 
 WINDOW_DEFAULT, WINDOW_MOST = 64 * 1024, 256 * 1024
 OPEN_FILES = 64
 MAX_LINE = 4096
+MASKED_FROM = 4
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\\\ud800-\udfff]")
 
@@ -76,6 +78,7 @@ class History:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._files: OrderedDict[str, int] = OrderedDict()
         self._news = asyncio.Event()
+        self._masks: dict[str, set[str]] = {}  # values of secrets, which a transcript shows as ***
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -102,7 +105,15 @@ class History:
     def writer(self, sandbox: str, command: str) -> Writer:
         return Writer(self, sandbox, command)
 
+    def mask(self, sandbox: str, values: Iterable[str]) -> None:
+        """Keep these values, the secrets of a sandbox, out of its transcript. Very short ones would blank all the rest."""
+        found = {escape(value) for value in values if len(value) >= MASKED_FROM}
+        if found:
+            self._masks.setdefault(sandbox, set()).update(found)
+
     def append(self, sandbox: str, text: str) -> None:
+        for value in self._masks.get(sandbox, ()):
+            text = text.replace(value, "***")
         fd = self._open(sandbox)
         os.write(fd, text.encode())
         if os.fstat(fd).st_size > CAP:
@@ -132,6 +143,7 @@ class History:
         }
 
     def forget(self, sandbox: str) -> None:
+        self._masks.pop(sandbox, None)
         fd = self._files.pop(sandbox, None)
         if fd is not None:
             os.close(fd)

@@ -24,6 +24,8 @@ from atoll.core.images import Chosen, Images
 from atoll.core.live import Live, gone
 from atoll.core.mounts import host_mounts
 from atoll.core.network import Network
+from atoll.core.rules import check as check_rules
+from atoll.core.secrets import Vault
 from atoll.core.store import LIVE, Row, Store
 from atoll.guest import GuestClient
 from atoll.model import ALIAS, NAME, CreateSandbox, End, Extend, SandboxInfo
@@ -62,6 +64,7 @@ class Sandboxes:
         self.home = home
         self.live: dict[tuple[str, str], Live] = {}
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
+        self.vault: Vault | None = None  # where secrets of a request are looked up
         self.forget_outputs: Callable[[str], None] = lambda sandbox: None
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -276,6 +279,11 @@ class Sandboxes:
         profiles.ceiling_of(who).check(spec)
         spec, isolation = profiles.resolve(spec)
         limits, required = self._limits(spec)
+        check_rules(spec.require_approval)
+        if spec.secrets:
+            if self.vault is None:
+                raise errors.Unsupported("this daemon has no secrets")
+            self.vault.check(who.owner, spec.secrets)
         if spec.host_ports and who.kind != "local":
             raise errors.PermissionDenied("only a local user may open ports of this machine to a sandbox")
         mounts = self._mounts(who, spec)
@@ -563,6 +571,8 @@ class Sandboxes:
             pid=live.box.record.get("pid") if live else None,
             end=end,
             parent_id=row["parent_id"],
+            secret_env_vars=sorted(secret["env"] for secret in spec.get("secrets", [])),
+            require_approval=spec.get("require_approval", []),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":

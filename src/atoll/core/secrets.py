@@ -5,6 +5,7 @@ AES-256-GCM under a key of this machine (`secrets.key`, 0600) and bound to owner
 not open. A reference is resolved at every exec; values never enter the sandbox's record, events or snapshots.
 """
 
+import asyncio
 import base64
 import json
 import os
@@ -16,10 +17,16 @@ from typing import TYPE_CHECKING
 from atoll.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    from atoll.core.access import Principal
+    from atoll.model import SecretRef
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MAX_VALUE = 64 << 10
+Names = list[str]
 
 
 def check_name(name: str, what: str = "secret name") -> str:
@@ -103,6 +110,31 @@ class Secrets:
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(self._file)
+
+
+class Vault:
+    """The verbs: each caller sees and uses its own secrets only, and a value goes in but never comes out again."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+
+    async def set(self, who: "Principal", name: str, key: str, value: str) -> None:
+        await asyncio.to_thread(self._secrets.set, who.owner, name, key, value)
+
+    async def list(self, who: "Principal") -> dict[str, Names]:
+        return await asyncio.to_thread(self._secrets.list, who.owner)
+
+    async def remove(self, who: "Principal", name: str, key: str = "") -> None:
+        await asyncio.to_thread(self._secrets.remove, who.owner, name, key)
+
+    def check(self, owner: str, refs: "Iterable[SecretRef]") -> None:
+        """FailedPrecondition when one of them does not exist."""
+        for ref in refs:
+            self._secrets.resolve(owner, ref.name, ref.key)
+
+    def resolve(self, owner: str, refs: "Iterable[SecretRef]") -> dict[str, str]:
+        """The variables for one command."""
+        return {ref.env: self._secrets.resolve(owner, ref.name, ref.key) for ref in refs}
 
 
 def _bound(owner: str, name: str, key: str) -> bytes:

@@ -1,4 +1,4 @@
-"""REST routes for approvals. Imported for its entries in the table of `rest`."""
+"""REST routes for approvals and secrets. Imported for its entries in the table of `rest`."""
 
 from atoll import model
 from atoll.gateway.exchange import Exchange
@@ -45,3 +45,22 @@ async def decide(rest: Rest, exchange: Exchange) -> None:
         exchange.who, exchange.parts[2], asked.approved, asked.reason, asked.answer
     )
     await exchange.answer(found)
+
+
+@route("GET", "/v1/secrets", "Names and keys of the caller's secrets, never values")
+async def list_secrets(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer({"secrets": await rest.core.secrets.list(exchange.who)})
+
+
+@route("PUT", "/v1/secrets/{name}", "Keep a value; it cannot be read back", model.SetSecret)
+async def set_secret(rest: Rest, exchange: Exchange) -> None:
+    asked = await exchange.json(model.SetSecret)
+    await rest.core.secrets.set(exchange.who, exchange.parts[2], asked.key, asked.value)
+    await exchange.answer({"ok": True, "name": exchange.parts[2], "key": asked.key})
+
+
+@route("DELETE", "/v1/secrets/{name}", "Forget a secret, or one key of it", query=("key",))
+async def remove_secret(rest: Rest, exchange: Exchange) -> None:
+    key = exchange.query("key").get("key") or ""
+    await rest.core.secrets.remove(exchange.who, exchange.parts[2], key)
+    await exchange.answer({"ok": True})
