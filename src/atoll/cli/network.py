@@ -6,6 +6,7 @@ import time
 
 from ..client import calls
 from ..client.http import FRAMES
+from ..client.results import Event
 from ..errors import InvalidArgument
 from .output import print_json, say, tell
 from .session import data_directory, open_link, reference, setting, shown, tenant_of
@@ -98,9 +99,9 @@ def egress_log(arguments: Arguments) -> int:
     call.headers = (("Accept", FRAMES),)
     exchange = link.open(call)
     exchange.raise_for_status()
-    for event in exchange.frames():
-        if isinstance(event, dict) and event.get("kind") == "blocked":
-            _print(event, arguments.json)
+    for value in exchange.frames():
+        if isinstance(value, Event) and value.data.get("kind") == "blocked":
+            _print(value.data, arguments.json)
     return 0
 
 
