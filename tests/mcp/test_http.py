@@ -1,0 +1,245 @@
+"""MCP over HTTP: the SDK's client, K8E's lifecycle, who is let in, and the official conformance suite."""
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+from sandbox_lab import PATIENCE, Lab
+
+CONFORMANCE = "0.1.13"  # the newest that runs on Node 20
+SCENARIOS = (
+    "server-initialize", "ping", "tools-list", "tools-call-error", "server-sse-multiple-streams", "dns-rebinding-protection",
+)  # fmt: skip
+JSON = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+
+
+def post(door: Any, body: Any, **headers: str) -> tuple[int, Any, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=2 * PATIENCE)
+    try:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection.request("POST", "/mcp", raw, {**JSON, **{k.replace("_", "-"): v for k, v in headers.items()}})
+        response = connection.getresponse()
+        data = response.read()
+        return response.status, json.loads(data) if data[:1] in (b"{", b"[") else data, dict(response.getheaders())
+    finally:
+        connection.close()
+
+
+def request(method: str, number: int = 1, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+
+
+def run(code: str, number: int = 1, **meta: Any) -> dict[str, Any]:
+    extra = {"_meta": meta} if meta else {}
+    return request("tools/call", number, name="sandbox_run", arguments={"code": code}, **extra)
+
+
+@contextmanager
+def stream(door: Any, **headers: str) -> Iterator[Any]:
+    """An open GET: its lines."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=2 * PATIENCE)
+    connection.request("GET", "/mcp", headers={"Accept": "text/event-stream", **headers})
+    response = connection.getresponse()
+    try:
+        assert response.status == 200 and response.getheader("content-type") == "text/event-stream"
+        yield response
+    finally:
+        response.close()
+        if connection.sock is not None:
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+
+def token(response: Any) -> str:
+    assert response.readline() == b"event: session\n"
+    line = response.readline().decode().strip()
+    assert response.readline() == b"\n"
+    return str(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("mode", ["legacy", "auto"])
+async def test_k8e_P40_the_sdks_client_over_http(lab: Lab, door: Any, helpers: Any, mode: Any) -> None:
+    """Serve the current protocol and the one with a handshake: tools, progress, errors."""
+    seen: list[str] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        seen.append(message or "")
+
+    async with Client(door.url, mode=mode) as client:
+        assert len((await client.list_tools()).tools) == 19
+        found = await client.call_tool("sandbox_run", {"code": "echo one; sleep 0.5; echo two"}, progress_callback=progress)
+        assert found.structured_content is not None and found.structured_content["stdout"] == "one\ntwo\n"
+        assert "".join(seen) == "one\ntwo\n"
+        session = found.structured_content["session_id"]
+        failed = await client.call_tool("sandbox_run", {"code": "exit 7"})
+        assert failed.structured_content is not None and failed.structured_content["exit_code"] == 7
+        with pytest.raises(Exception, match="unknown field"):
+            await client.call_tool("sandbox_run", {"code": "true", "extra": 1})
+    if mode == "legacy":  # a session ends with its client
+        await asyncio.to_thread(helpers.until, lambda: session[5:] not in helpers.living(lab), "its sandbox is gone")
+
+
+async def test_k8e_P40_the_sdks_client_over_stdio(lab: Lab) -> None:
+    program = StdioServerParameters(
+        command=sys.executable, args=["-m", "atoll", "mcp"], env={**lab.env, "ATOLL_RUNTIME": "container"}
+    )
+    async with Client(stdio_client(program)) as client:
+        assert len((await client.list_tools()).tools) == 12
+        found = await client.call_tool("sandbox_run", {"code": "print(6 * 7)", "language": "python"})
+        assert found.structured_content is not None and found.structured_content["stdout"] == "42\n"
+
+
+def test_k8e_P41_lifecycle_of_get_and_post(lab: Lab, door: Any, helpers: Any) -> None:
+    """Answer a POST in its body and on the stream of its session, progress there too; the session ends with the stream."""
+    with stream(door) as events:
+        session = token(events)
+        assert len(session) == 24 and int(session, 16) >= 0
+        status, answer, _ = post(door, run("echo hi", progressToken="p"), Mcp_Session_Id=session)
+        assert status == 200 and answer["result"]["structuredContent"]["stdout"] == "hi\n"
+        pushed = []
+        while not pushed or "id" not in pushed[-1]:
+            line = events.readline().decode()
+            if line.startswith("data: "):
+                pushed.append(json.loads(line[6:]))
+        assert pushed[-1] == answer and pushed[0]["params"]["message"] == "hi\n"
+        assert post(door, {"jsonrpc": "2.0", "method": "notifications/initialized"}, Mcp_Session_Id=session)[0] == 202
+        sandbox = answer["result"]["structuredContent"]["session_id"][5:]
+        assert sandbox in helpers.living(lab)
+    helpers.until(lambda: post(door, request("ping"), Mcp_Session_Id=session)[0] == 404, "the session is over")
+    helpers.until(lambda: sandbox not in helpers.living(lab), "its sandbox has ended")
+
+
+def test_k8e_P42_the_bare_url_needs_no_initialize(door: Any) -> None:
+    """Answer calls without a session in one that belongs to the credential."""
+    first = post(door, run("echo x > f"))[1]["result"]["structuredContent"]
+    second = post(door, run("cat f"))[1]["result"]["structuredContent"]
+    assert (second["stdout"], second["session_id"]) == ("x\n", first["session_id"])
+    assert len(post(door, request("tools/list"))[1]["result"]["tools"]) == 19
+    assert post(door, b"{nonsense")[1]["error"]["code"] == -32700
+    assert post(door, request("nope"))[1]["error"]["code"] == -32601
+
+
+def test_k8e_D44_each_stream_has_its_own_session_and_equal_ids_do_not_meet(door: Any) -> None:
+    with stream(door) as one, stream(door) as two:
+        first, second = token(one), token(two)
+        assert first != second
+        found = [post(door, run("hostname; ls", 1), Mcp_Session_Id=session)[1]["result"] for session in (first, second)]
+        assert len({result["structuredContent"]["session_id"] for result in found}) == 2
+
+
+def test_a_caller_that_hangs_up_kills_its_command(door: Any, helpers: Any) -> None:
+    post(door, run("rm -f on"))
+    body = json.dumps(request("tools/call", name="sandbox_run", arguments={"code": "touch on; exec sleep 87654", "timeout": 600}))
+    sock = socket.create_connection(("127.0.0.1", door.port))
+    head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    sock.sendall((head + body).encode())
+
+    def running() -> bool:
+        return "87654" in post(door, run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))[1]["result"]["structuredContent"]["stdout"]
+
+    helpers.until(running, "it runs")
+    sock.close()
+    helpers.until(lambda: not running(), "it is killed")
+
+
+def test_k8e_D44_pages_in_a_browser_are_refused(door: Any) -> None:
+    """Check Host, Origin and content type on both lifecycles."""
+    for headers in (
+        {"Host": "evil.example"}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Sec_Fetch_Site": "cross-site"},
+    ):  # fmt: skip
+        assert post(door, request("ping"), **headers)[0] == 403
+        assert post(door, request("initialize", protocolVersion="2025-06-18", capabilities={}), **headers)[0] == 403
+    assert post(door, request("ping"), Content_Type="text/plain")[0] == 400
+    with pytest.raises(AssertionError), stream(door, Origin="http://evil.example"):
+        pass
+    assert post(door, request("ping"), Origin=f"http://127.0.0.1:{door.port}")[0] == 200
+
+
+def test_k8e_D44_other_users_need_a_key(lab: Lab, door: Any) -> None:
+    """Refuse another user of the machine without a key, and a wrong key from anybody."""
+    body = json.dumps(request("ping")).encode()
+    code = (
+        "import http.client, sys; c = http.client.HTTPConnection('127.0.0.1', int(sys.argv[1]), timeout=60)\n"
+        "h = {'Content-Type': 'application/json'}\n"
+        "if len(sys.argv) > 2: h['Authorization'] = 'Bearer ' + sys.argv[2]\n"
+        f"c.request('POST', '/mcp', {body!r}, h); print(c.getresponse().status)"
+    )
+
+    def as_nobody(*words: str) -> str:
+        return subprocess.run(
+            ["/usr/bin/python3", "-c", code, str(door.port), *words], user=65534, group=65534, extra_groups=[], cwd="/",
+            capture_output=True, text=True, timeout=PATIENCE, env={"PATH": "/usr/bin:/bin"},
+        ).stdout.strip()  # fmt: skip
+
+    key = lab.ask("POST", "/v1/keys", {"name": "mcp-guest"})[1]["key"]
+    assert as_nobody() == "401" and as_nobody("0" * 64) == "401" and as_nobody(key) == "200"
+    assert post(door, request("ping"), Authorization="Bearer wrong")[0] == 401
+    lab.ask("POST", "/v1/keys/revoke", {"name": "mcp-guest"})
+    assert as_nobody(key) == "401"
+
+
+def test_a_session_belongs_to_who_opened_it(lab: Lab, door: Any) -> None:
+    """Hide one caller's session, in either lifecycle, from another who knows its id."""
+    key = lab.ask("POST", "/v1/keys", {"name": "mcp-other"})[1]["key"]
+    hello = request("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"})
+    status, _, headers = post(door, hello)
+    session = {name.lower(): value for name, value in headers.items()}["mcp-session-id"]
+    assert status == 200
+    asked = {"Mcp_Session_Id": session, "Mcp_Protocol_Version": "2025-06-18"}
+    assert post(door, request("tools/list", 2), **asked)[0] == 200
+    assert post(door, request("tools/list", 3), Authorization=f"Bearer {key}", **asked)[0] == 404
+    with stream(door) as events:
+        own = token(events)
+        assert post(door, request("ping"), Mcp_Session_Id=own, Authorization=f"Bearer {key}")[0] == 404
+        assert post(door, request("ping"), Mcp_Session_Id=own)[0] == 200
+
+
+def test_the_listener_takes_its_clients_along(lab: Lab, helpers: Any) -> None:
+    """End sessions, and free the port, when the process that opened the door ends."""
+    door = helpers.Door(lab)
+    sandbox = post(door, run("true"))[1]["result"]["structuredContent"]["session_id"][5:]
+    door.close()
+    helpers.until(lambda: sandbox not in helpers.living(lab), "its sandbox has ended")
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", door.port), timeout=5).close()
+
+
+@pytest.fixture(scope="module")
+def conformance() -> str:
+    """The program of the official suite, from a directory that is kept between runs."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    directory = Path(tempfile.gettempdir()) / f"atoll-mcp-conformance-{CONFORMANCE}-{os.getuid()}"
+    program = directory / "node_modules" / ".bin" / "conformance"
+    if not program.exists():
+        directory.mkdir(mode=0o700, exist_ok=True)
+        package = f"@modelcontextprotocol/conformance@{CONFORMANCE}"
+        words = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), package]
+        try:
+            done = subprocess.run(words, capture_output=True, timeout=300)
+        except subprocess.TimeoutExpired:
+            pytest.skip("the conformance suite could not be fetched in time")
+        if done.returncode or not program.exists():
+            pytest.skip("the conformance suite could not be fetched")
+    return str(program)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_conformance(door: Any, conformance: str, scenario: str) -> None:
+    """Pass the official scenarios that need no tools, prompts or resources made for them."""
+    words = [conformance, "server", "--url", f"http://localhost:{door.port}/mcp", "--scenario", scenario]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * PATIENCE, cwd=tempfile.gettempdir())
+    assert done.returncode == 0 and ", 0 failed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
