@@ -1,6 +1,7 @@
 """Core's seam to images: from a name, or from the program to be run, to the layers a sandbox starts from."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
 
 AUTO = "auto"  # as an image's name: the one the program means
+HOST = "host"
+LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
+STALE = 300.0  # and after which a caller waits for that
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,36 @@ class StoredImages:
         self._given = store
         self._settings = dict(settings or {})
         self._store: ImageStore | None = None
+        self._host: tuple[float, Chosen] | None = None
+        self._looking: asyncio.Task[Chosen] | None = None
 
     # For sandboxes
 
     async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
+        if name == HOST and program is None and digest is None:
+            return await self._choose_host()
         return await asyncio.to_thread(self._choose, name, program, digest)
+
+    async def _choose_host(self) -> Chosen:
+        """Comparing it with the machine costs more than starting a sandbox, so that happens behind the callers' back."""
+        age = STALE if self._host is None else time.monotonic() - self._host[0]
+        if age >= LOOK_AGAIN and self._looking is None:
+            self._looking = asyncio.create_task(self._look_at_host())
+        if self._host is not None and age < STALE:
+            return self._host[1]
+        assert self._looking is not None
+        return await asyncio.shield(self._looking)
+
+    async def _look_at_host(self) -> Chosen:
+        try:
+            found = await asyncio.to_thread(self._choose, HOST, None, None)
+            self._host = (time.monotonic(), found)
+            return found
+        except BaseException:
+            self._host = None  # the next caller waits and gets the reason
+            raise
+        finally:
+            self._looking = None
 
     def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
         kept = self._again(name, digest) if digest else None
