@@ -130,21 +130,29 @@ def left(mark: str, home: str) -> dict[str, list[str]]:
         if entry.name.isdigit() and f"/atoll/{mark}" in _text(entry / "cgroup"):
             processes.append(f"{entry.name} {_text(entry / 'comm').strip()}")
     loops = [str(p) for p in Path("/sys/block").glob("loop*/loop/backing_file") if _text(p).startswith(home)]
-    groups = (
-        [str(p) for p in Path("/sys/fs/cgroup").glob(f"**/atoll/{mark}/*/") if p.is_dir()] if _has_groups(mark) else []
-    )
     return {
         "processes": processes,
         "mounts": [line for line in _text(Path("/proc/self/mountinfo")).splitlines() if f"{home}/" in line],
         "loops": loops,
-        "groups": groups,
+        "groups": [str(path) for path in groups(mark)],
         "directories": [str(p) for top in ("run", "boxes") for p in Path(home, top).glob("*") if len(p.name) == 20],
     }
 
 
-def _has_groups(mark: str) -> bool:
-    tops = [Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").glob("*/")]
-    return any((top / "atoll" / mark).is_dir() for top in tops)
+def groups(mark: str, sandbox: str = "") -> list[Path]:
+    """The control groups of a home's sandboxes, or of one, in every hierarchy. Others come and go: nothing else is walked."""
+    found: list[Path] = []
+    for top in (Path("/sys/fs/cgroup"), *Path("/sys/fs/cgroup").iterdir()):
+        try:
+            found += [p for p in (top / "atoll" / mark).iterdir() if p.is_dir() and sandbox in p.name]
+        except OSError:
+            continue
+    return found
+
+
+def group_values(mark: str, sandbox: str, name: str) -> list[str]:
+    """What this file of the sandbox's groups says, wherever it exists."""
+    return [text for group in groups(mark, sandbox) if (text := _text(group / name))]
 
 
 def _text(path: Path) -> str:

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from sandbox_lab import Lab, until
+from sandbox_lab import Lab, group_values, until
 
 from atoll import Sandbox
 
@@ -32,21 +32,22 @@ print(json.dumps({'files': resource.getrlimit(resource.RLIMIT_NOFILE), 'root': w
 """
 
 
-def group_value(sandbox: str, *names: str) -> str:
+def group_value(lab: Lab, sandbox: str, *names: str) -> int:
+    """The first of these files that has a number (v2 and v1 name them differently)."""
     for name in names:
-        for path in Path("/sys/fs/cgroup").glob(f"**/atoll/*/{sandbox}/{name}"):
-            return path.read_text().split()[0]
+        for text in group_values(lab.mark, sandbox, name):
+            if text.split()[0].isdigit():
+                return int(text.split()[0])
     raise AssertionError(f"no {names} for {sandbox}")
 
 
-def applied(sandbox: Sandbox) -> dict[str, Any]:
+def applied(lab: Lab, sandbox: Sandbox) -> dict[str, Any]:
     inside = json.loads(sandbox.run(INSIDE).stdout)
-    cpu = group_value(sandbox.id, "cpu.max", "cpu.cfs_quota_us")
     return {
         **inside,
-        "memory": int(group_value(sandbox.id, "memory.max", "memory.limit_in_bytes")),
-        "pids": int(group_value(sandbox.id, "pids.max")),
-        "cpu": int(cpu),
+        "memory": group_value(lab, sandbox.id, "memory.max", "memory.limit_in_bytes"),
+        "pids": group_value(lab, sandbox.id, "pids.max"),
+        "cpu": group_value(lab, sandbox.id, "cpu.max", "cpu.cfs_quota_us"),
         "info": {name: limit["value"] for name, limit in sandbox.info().limits.items()},
         "hosts": sandbox.info().hosts,
     }
@@ -60,7 +61,7 @@ def test_every_transition_keeps_every_part(own_lab: Lab, tmp_path: Path) -> None
     mounts = [{"source": str(share), "target": "/data", "read_only": True}]
     made = own_lab.create(runtime="container", mounts=mounts, **ASK)
     try:
-        first = applied(made)
+        first = applied(own_lab, made)
         assert (first["memory"], first["pids"], first["cpu"]) == (192 << 20, 77, 50000) or first["pids"] >= 77
         assert (
             first["files"] == [333, 333]
@@ -72,16 +73,16 @@ def test_every_transition_keeps_every_part(own_lab: Lab, tmp_path: Path) -> None
         assert first["map"] == "65536" and first["share"] == "shared" and not first["share writable"]
         made.pause()
         made.resume()
-        assert applied(made) == first
+        assert applied(own_lab, made) == first
         made.stop()
         made.restart()
-        assert applied(made) == first
+        assert applied(own_lab, made) == first
         crash(own_lab)
-        assert applied(made) == first
+        assert applied(own_lab, made) == first
         made.stop()
         crash(own_lab)
         made.restart()
-        assert applied(made) == first
+        assert applied(own_lab, made) == first
         made.destroy()
     finally:
         made.destroy()

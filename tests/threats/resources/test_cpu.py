@@ -1,17 +1,12 @@
 """RES-08: busy loops on every core. The quota is the kernel's, and the daemon answers."""
 
-from pathlib import Path
-
-from sandbox_lab import Lab, until
+from sandbox_lab import Lab, group_values, until
 
 
-def throttled(sandbox: str) -> int:
+def throttled(lab: Lab, sandbox: str) -> int:
     """How often the kernel held it back; of several hierarchies only one knows."""
-    seen = 0
-    for path in Path("/sys/fs/cgroup").glob(f"**/atoll/*/{sandbox}/cpu.stat"):
-        fields = dict(line.split() for line in path.read_text().splitlines())
-        seen = max(seen, int(fields.get("nr_throttled", 0)))
-    return seen
+    seen = [dict(line.split() for line in text.splitlines()) for text in group_values(lab.mark, sandbox, "cpu.stat")]
+    return max((int(fields.get("nr_throttled", 0)) for fields in seen), default=0)
 
 
 def test_burners_are_held_and_the_daemon_answers(lab: Lab) -> None:
@@ -24,7 +19,7 @@ def test_burners_are_held_and_the_daemon_answers(lab: Lab) -> None:
                 "done"
                 not in made.run("import os\ntry: os.nice(-20); print('done')\nexcept OSError: pass", timeout=60).stdout
             )
-        until(lambda: throttled(one.id) > 0 and throttled(two.id) > 0, "both are throttled")
+        until(lambda: throttled(lab, one.id) > 0 and throttled(lab, two.id) > 0, "both are throttled")
         for _ in range(10):
             assert lab.ask("GET", "/v1/health")[0] == 200
         with lab.sandbox(runtime="container") as third:
