@@ -7,6 +7,7 @@ from .agentkernel_verbs import SERVE
 from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .agents_verbs import ALIASES as AGENTS_ALIASES
 from .agents_verbs import VERBS as AGENTS
+from .fn_verbs import VERBS as FUNCTIONS
 from .grammar import Flag, Verb
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
@@ -280,7 +281,7 @@ OWN = (
     Verb("help", "help:show", "[VERB] [VERB2]", "This text, or a verb's."),
 )  # fmt: skip
 
-VERBS: tuple[Verb, ...] = (*OWN, *AGENTKERNEL, *AGENTS)
+VERBS: tuple[Verb, ...] = (*OWN, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
 BY_NAME = {verb.name: verb for verb in VERBS}
 GROUPS = tuple(dict.fromkeys(verb.name.split()[0] for verb in VERBS if " " in verb.name))
 ALIASES = {"sb": "sandbox", "status": "doctor", "completions": "completion", **AGENTS_ALIASES}

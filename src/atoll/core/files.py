@@ -43,7 +43,10 @@ class Files:
         live = self._sandboxes.reach(who, ref)
         await self._admit(who, live, op, fields)
         with live.use() as client:
-            answer = await client.request(op, timeout=LONG, **fields)
+            answer, events = await client.collect(op, timeout=LONG, **fields)
+        earlier = [one for event in events for one in event.get("results") or () if isinstance(one, dict)]
+        if earlier and isinstance(answer.get("results"), list):  # sed tells of many files in several parts
+            answer = {**answer, "results": [*earlier, *answer["results"]]}
         return clean(answer)
 
     async def list(self, who: Principal, ref: str, request: Request) -> Entry:
