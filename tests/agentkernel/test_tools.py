@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from .conftest import WAIT, Cli
+from .test_run import LINKS
 
 
 def on_terminal(cli: Cli, *words: str, typed: bytes) -> bytes:
@@ -92,7 +93,14 @@ def test_templates(cli: Cli, project: Path, name: str) -> None:
     rows = {row["name"]: row for row in cli.ok("template", "list", "--json").json}
     needed = "python python-ml node node-fullstack typescript rust rust-ci go ruby java dotnet bash c secure"
     assert set(needed.split()) | {"claude-sandbox", "codex-sandbox", "gemini-sandbox"} <= set(rows)
-    done = cli("run", "--template", "secure", "sh", "-c", "ls /sys/class/net; touch /x")
+    done = cli(
+        "run",
+        "--template",
+        "secure",
+        "sh",
+        "-c",
+        f"{LINKS}; touch /x",
+    )
     assert done.stdout == b"lo\n" and b"Read-only" in done.stderr, done
     own = "tpl" + name
     (project / "t.toml").write_text(f'[sandbox]\nname = "{own}"\n[resources]\nmemory_mb = 200\n')

@@ -16,6 +16,7 @@ from atoll import errors
 from atoll.core.access import Principal
 from atoll.core.audit import Audit
 from atoll.core.sandboxes import Sandboxes
+from atoll.model import ALIAS
 
 SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call came from, set by the doors
 SHOWN = 500
@@ -120,8 +121,8 @@ class Auditing:
         """The sandbox's own id where there is one, else what was asked for."""
         if (who.owner, ref) in self._sandboxes.live:
             return ref
-        row = self._sandboxes.store.find_sandbox(who.owner, ref[:256])
-        return str(row["id"]) if row is not None else ref[:256]
+        row = self._sandboxes.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
+        return str(row["id"]) if row is not None else ref[:256].encode("utf-8", "backslashreplace").decode()
 
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:

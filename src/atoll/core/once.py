@@ -44,7 +44,7 @@ class Once:
         if request.command.background:
             raise errors.InvalidArgument("a run of its own cannot go to the background", hint="keep it, and use exec")
         info = await self._core.sandboxes.create(who, spec)
-        keep = False
+        keep, began = False, time.monotonic()
         result: ExecResult | None = None
         try:
             yield {"sandbox": summary(info)}
@@ -59,6 +59,10 @@ class Once:
             finally:
                 await output.aclose()  # type: ignore[attr-defined]  # it is a generator
             keep = request.keep
+        except errors.SandboxGone as gone:
+            if gone.details.get("reason") != "oom":
+                raise
+            result = _out_of_memory(info, request, began)
         finally:
             if not keep:
                 await self._end(who, info.id)
@@ -111,6 +115,29 @@ class Once:
         self._ends.discard(task)
         if not task.cancelled():
             task.exception()
+
+
+def _out_of_memory(info: SandboxInfo, request: RunOnce, began: float) -> ExecResult:
+    """Where memory ran out for the sandbox as a whole (gVisor), the command was what used it up."""
+    return ExecResult(
+        command_id=request.command.id or "",
+        sandbox_id=info.id,
+        status="completed",
+        exit_code=137,
+        signal=9,
+        stdout="",
+        stderr="",
+        stdout_bytes=0,
+        stderr_bytes=0,
+        truncated=True,
+        stdout_truncated=True,
+        stderr_truncated=True,
+        timed_out=False,
+        oom=True,
+        duration_ms=int((time.monotonic() - began) * 1000),
+        cpu_ms=0,
+        max_rss_kb=0,
+    )
 
 
 def summary(info: SandboxInfo) -> dict[str, Any]:
