@@ -40,6 +40,25 @@ def start(arguments: Arguments) -> int:
     return 0
 
 
+def prewarm(arguments: Arguments) -> int:
+    """Pin the daemon and wait until its pool is as full as it wants to be."""
+    link = open_link(arguments)
+    link.call(calls.post("/v1/daemon/pin", {}))
+    until = time.monotonic() + STOP_DEADLINE
+    while True:
+        pool = link.call(calls.get("/v1/health"))["pool"]
+        wanted = sum(kind["wanted"] for kind in pool["kinds"])
+        if pool["kinds"] and pool["ready"] >= wanted:
+            break
+        if time.monotonic() > until or (not pool["enabled"] and pool["kinds"]):
+            raise Timeout(
+                f"only {pool['ready']} of {wanted} warm sandboxes are ready", hint=f"see {link.home}/daemon.log"
+            )
+        time.sleep(0.05)
+    tell(f"Pool: {pool['ready']} warm sandboxes")
+    return 0
+
+
 def stop(arguments: Arguments) -> int:
     link = open_link(arguments, start=False)
     try:
@@ -82,4 +101,6 @@ def status(arguments: Arguments) -> int:
         tell(f"Pid: {health.get('pid')}")
         tell(f"Version: {health.get('version')}")
         tell(f"Sandboxes: {health.get('sandboxes')}")
+        pool = health["pool"]
+        tell(f"Pool: {pool['ready']} warm, {pool['hits']} hits, {pool['misses']} misses")
     return 0

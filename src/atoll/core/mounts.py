@@ -35,7 +35,8 @@ def host_mounts(home: Path, who: Principal, spec: CreateSandbox) -> tuple[Mount,
             raise errors.PermissionDenied(f"{wanted.source!r:.200} holds atoll's own state and cannot be mounted")
         if source in MACHINE or source.startswith(tuple(f"{place}/" for place in BELOW)):
             raise errors.PermissionDenied(
-                f"{wanted.source!r:.200} is part of the machine itself and cannot be mounted", hint="name a directory inside it"
+                f"{wanted.source!r:.200} is part of the machine itself and cannot be mounted",
+                hint="name a directory inside it",
             )
         if not os.path.isdir(source) and not os.path.isfile(source):
             raise errors.PermissionDenied(f"{wanted.source!r:.200} is neither a directory nor a file")

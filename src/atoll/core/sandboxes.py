@@ -6,9 +6,11 @@ finish (`recovery.py`). A create that fails, or whose caller went away, leaves n
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ from atoll.core.images import Chosen, Images
 from atoll.core.live import Live, gone
 from atoll.core.mounts import host_mounts
 from atoll.core.network import Network
+from atoll.core.pool import Pool
+from atoll.core.pool import Settings as PoolSettings
 from atoll.core.rules import check as check_rules
 from atoll.core.secrets import Vault
 from atoll.core.store import LIVE, Row, Store
@@ -62,6 +66,7 @@ class Sandboxes:
         self.history = history
         self.config = config
         self.home = home
+        self.pool = Pool(backend, PoolSettings.of(config.pool))
         self.live: dict[tuple[str, str], Live] = {}
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
         self.vault: Vault | None = None  # where secrets of a request are looked up
@@ -255,8 +260,21 @@ class Sandboxes:
         self._enter(live)
         return live
 
+    def keep_warm(self) -> None:
+        """Keep spares of the default sandbox from now on; they are made in the background."""
+        self._spawn(self._prewarm())
+
+    async def _prewarm(self) -> None:
+        spec, _ = profiles.resolve(CreateSandbox())
+        limits, required = self._limits(spec)
+        runtime = await self.backend.pick(self.config.sandboxes.runtime)
+        image = await self.images.choose(spec.image, spec.program)
+        row = {"id": "", "runtime": runtime, "expires_at": None}
+        self.pool.prewarm(self._box_spec(row, spec, image, limits, required, ()), self._base_env(image))
+
     async def close(self) -> None:
         """The daemon leaves; sandboxes stay. Channels are cut first, so that nothing is cancelled inside."""
+        await self.pool.close()
         for live in self.live.values():
             await live.client.close(errors.Unavailable("the daemon is stopping"))
             if live.watcher is not None:
@@ -291,20 +309,92 @@ class Sandboxes:
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
         image = await self.images.choose(spec.image, spec.program)
         row = {**self._new_row(who, spec, runtime, image, limits, policy), "parent_id": parent}
-        quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
-        self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
-        if not spec.start:
-            self.store.finish_create(row["id"], state="stopped")
-            self.history.record(row["id"], who.owner, "created", runtime=runtime, image=image.name, by=who.owner)
-            return self._info(self.store.sandbox(row["id"]) or row)
+        spare = self._claim(row, spec, image, limits, required, mounts)
         try:
-            live = await self._boot(who, row, spec, image, limits, required, mounts)
-        except BaseException as error:
-            await self._undo(row["id"], error)
-            raise
+            quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
+            self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
+            if not spec.start:
+                self.store.finish_create(row["id"], state="stopped")
+                self.history.record(row["id"], who.owner, "created", runtime=runtime, image=image.name, by=who.owner)
+                return self._info(self.store.sandbox(row["id"]) or row)
+            try:
+                claimed, spare = spare, None
+                with self.pool.stand_back(cold=claimed is None):
+                    live = await self._boot(who, row, spec, image, limits, required, mounts, spare=claimed)
+            except BaseException as error:
+                await self._undo(row["id"], error)
+                raise
+        finally:
+            if spare is not None:  # refused before it was used
+                self._spawn(self.backend.destroy(spare.record))
         self.store.finish_create(live.id, state="running", record=self._record(live, row["record"]))
         self.history.record(live.id, live.owner, "created", runtime=runtime, image=image.name, by=who.owner)
         return self._info(self.store.sandbox(live.id) or row)
+
+    def _claim(
+        self,
+        row: Row,
+        spec: CreateSandbox,
+        image: Chosen,
+        limits: Limits,
+        required: frozenset[str],
+        mounts: tuple[Mount, ...],
+    ) -> Box | None:
+        """A warm sandbox, which then gives the record its id; None is a cold start."""
+        if not spec.start or spec.name is not None:  # a started sandbox cannot take the name for its host name
+            return None
+        spare = self.pool.claim(self._box_spec(row, spec, image, limits, required, mounts), self._base_env(image))
+        if spare is not None:
+            row["id"] = spare.id
+        return spare
+
+    def _base_env(self, image: Chosen) -> dict[str, str]:
+        return {**image.env, **self.config.sandboxes.env}
+
+    def _box_spec(
+        self,
+        row: Row,
+        spec: CreateSandbox,
+        image: Chosen,
+        limits: Limits,
+        required: frozenset[str],
+        mounts: tuple[Mount, ...],
+        disk: dict[str, Any] | None = None,
+    ) -> BoxSpec:
+        return BoxSpec(
+            id=row["id"],
+            rootfs=image.rootfs,
+            runtime=row["runtime"],
+            limits=limits,
+            required=required,
+            hostname=spec.name or f"sandbox-{row['id'][:SHORT_NAME]}",
+            boot={
+                "env": {**self._base_env(image), **spec.env},
+                "deadline_ms": _agent_deadline(row["expires_at"]),
+            },
+            mounts=mounts,
+            workspace=row.get("parent_id"),
+            disk=disk,
+            read_only_root=spec.read_only_root,
+            seccomp=profiles.of(spec).seccomp,
+            no_capabilities=profiles.of(spec).capabilities == "none",
+        )
+
+    async def _warm(self, spare: Box, spec: BoxSpec) -> Box:
+        """Give a claimed sandbox all that a cold start would have given it, before any of the caller's code runs."""
+        await spare.update_limits(spec.limits)
+        held = spare.enforced()
+        if missing := sorted(name for name in spec.required if not held.get(name, False)):
+            raise errors.Unsupported(
+                f"this host cannot hold the limit {missing[0]}", hint="leave it out, or see `atoll doctor`"
+            )
+        if spec.network is not None:
+            netns = os.open(f"/proc/{spare.record['pid']}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                await spec.network(netns)
+            finally:
+                os.close(netns)
+        return spare
 
     async def _boot(
         self,
@@ -316,33 +406,21 @@ class Sandboxes:
         required: frozenset[str],
         mounts: tuple[Mount, ...],
         disk: dict[str, Any] | None = None,
+        spare: Box | None = None,
     ) -> Live:
         sandbox: str = row["id"]
-        box_spec = BoxSpec(
-            id=sandbox,
-            rootfs=image.rootfs,
-            runtime=row["runtime"],
-            limits=limits,
-            required=required,
-            hostname=spec.name or f"sandbox-{sandbox[:SHORT_NAME]}",
-            boot={
-                "env": {**image.env, **self.config.sandboxes.env, **spec.env},
-                "deadline_ms": _agent_deadline(row["expires_at"]),
-            },
-            mounts=mounts,
-            workspace=row.get("parent_id"),
-            disk=disk,
+        box_spec = replace(
+            self._box_spec(row, spec, image, limits, required, mounts, disk),
             network=await self.network.attach(sandbox, row["record"]["policy"]),
-            read_only_root=spec.read_only_root,
-            seccomp=profiles.of(spec).seccomp,
-            no_capabilities=profiles.of(spec).capabilities == "none",
         )
-        box = await self.backend.create(box_spec)
+        box = await (self.backend.create(box_spec) if spare is None else self._warm(spare, box_spec))
         live = Live({**row, "state": "running"}, box)
         live.network = self.network
         try:
             async with asyncio.timeout(AGENT_TIMEOUT):
                 await live.client.connection()
+                if spare is not None:
+                    await live.client.request("configure", **box_spec.boot)
                 if spec.workdir != "/workspace":
                     await self._check_workdir(live)
         except TimeoutError:

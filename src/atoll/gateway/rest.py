@@ -164,6 +164,7 @@ async def health(rest: Rest, exchange: Exchange) -> None:
             "uptime_s": round(time.time() - rest.host.started_at, 3),
             "sandboxes": rest.core.store.count_live(),
             "home": str(rest.core.home),
+            "pool": rest.core.sandboxes.pool.status(),
         }
     )
 
@@ -194,7 +195,8 @@ async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
 @route("POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do")
 async def pin(rest: Rest, exchange: Exchange) -> None:
     rest.host.pin()
-    await exchange.answer({"pinned": True, "pid": os.getpid()})
+    rest.core.sandboxes.keep_warm()
+    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": rest.core.sandboxes.pool.status()})
 
 
 # Sandboxes
