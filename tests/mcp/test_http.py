@@ -80,7 +80,9 @@ async def test_k8e_P40_the_sdks_client_over_http(lab: Lab, door: Any, helpers: A
 
     async with Client(door.url, mode=mode) as client:
         assert len((await client.list_tools()).tools) == 19
-        found = await client.call_tool("sandbox_run", {"code": "echo one; sleep 0.5; echo two"}, progress_callback=progress)
+        found = await client.call_tool(
+            "sandbox_run", {"code": "echo one; sleep 0.5; echo two"}, progress_callback=progress
+        )
         assert found.structured_content is not None and found.structured_content["stdout"] == "one\ntwo\n"
         assert "".join(seen) == "one\ntwo\n"
         session = found.structured_content["session_id"]
@@ -142,13 +144,18 @@ def test_k8e_D44_each_stream_has_its_own_session_and_equal_ids_do_not_meet(door:
 
 def test_a_caller_that_hangs_up_kills_its_command(door: Any, helpers: Any) -> None:
     post(door, run("rm -f on"))
-    body = json.dumps(request("tools/call", name="sandbox_run", arguments={"code": "touch on; exec sleep 87654", "timeout": 600}))
+    body = json.dumps(
+        request("tools/call", name="sandbox_run", arguments={"code": "touch on; exec sleep 87654", "timeout": 600})
+    )
     sock = socket.create_connection(("127.0.0.1", door.port))
     head = f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall((head + body).encode())
 
     def running() -> bool:
-        return "87654" in post(door, run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))[1]["result"]["structuredContent"]["stdout"]
+        return (
+            "87654"
+            in post(door, run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))[1]["result"]["structuredContent"]["stdout"]
+        )
 
     helpers.until(running, "it runs")
     sock.close()
@@ -194,7 +201,9 @@ def test_k8e_D44_other_users_need_a_key(lab: Lab, door: Any) -> None:
 def test_a_session_belongs_to_who_opened_it(lab: Lab, door: Any) -> None:
     """Hide one caller's session, in either lifecycle, from another who knows its id."""
     key = lab.ask("POST", "/v1/keys", {"name": "mcp-other"})[1]["key"]
-    hello = request("initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"})
+    hello = request(
+        "initialize", protocolVersion="2025-06-18", capabilities={}, clientInfo={"name": "t", "version": "1"}
+    )
     status, _, headers = post(door, hello)
     session = {name.lower(): value for name, value in headers.items()}["mcp-session-id"]
     assert status == 200

@@ -57,7 +57,10 @@ def test_k8e_session_tools(k8e: Any, helpers: Any) -> None:
     """Make a session, work in it with each tool, and end it."""
     session = k8e.call("sandbox_create_session", allowed_hosts=["example.com"])["structuredContent"]["session_id"]
     try:
-        assert k8e.call("sandbox_write_file", session_id=session, path="/workspace/d/a.txt", content="一\n")["isError"] is False
+        assert (
+            k8e.call("sandbox_write_file", session_id=session, path="/workspace/d/a.txt", content="一\n")["isError"]
+            is False
+        )
         k8e.call("sandbox_write_file", session_id=session, path="/workspace/d/a.txt", content="two\n", mode="a")
         assert helpers.text(k8e.call("sandbox_read_file", session_id=session, path="/workspace/d/a.txt")) == "一\ntwo\n"
         listed = k8e.call("sandbox_list_files", session_id=session)["structuredContent"]["files"]
@@ -114,9 +117,9 @@ def test_long_output_is_cut_in_the_middle(k8e: Any) -> None:
 
 
 def test_a_file_too_large_for_one_answer_is_read_in_parts(k8e: Any, helpers: Any) -> None:
-    session = k8e.call("sandbox_run", code="python3 - <<'E'\nf=open('big','w')\nf.write('first'+'x'*9_000_000+'last')\nE")[
-        "structuredContent"
-    ]["session_id"]
+    session = k8e.call(
+        "sandbox_run", code="python3 - <<'E'\nf=open('big','w')\nf.write('first'+'x'*9_000_000+'last')\nE"
+    )["structuredContent"]["session_id"]
     whole = helpers.text(k8e.call("sandbox_read_file", session_id=session, path="big"))
     assert whole.startswith("first") and whole.endswith("last") and "bytes omitted" in whole
     assert helpers.text(k8e.call("sandbox_read_file", session_id=session, path="big", offset=9_000_005)) == "last"
@@ -145,7 +148,9 @@ def test_output_is_shown_while_the_command_runs(connect: Callable[..., Any]) -> 
 def test_a_cancelled_call_kills_its_command(connect: Callable[..., Any], helpers: Any) -> None:
     wire = connect()
     wire.call("sandbox_run", code="true")
-    request = wire.start("tools/call", {"name": "sandbox_run", "arguments": {"code": "touch on; exec sleep 98765", "timeout": 600}})
+    request = wire.start(
+        "tools/call", {"name": "sandbox_run", "arguments": {"code": "touch on; exec sleep 98765", "timeout": 600}}
+    )
     helpers.until(lambda: wire.call("sandbox_run", code="test -e on")["structuredContent"]["exit_code"] == 0, "it runs")
     wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": request}})
     assert "cancelled" in wire.wait(request)["error"]["message"]
@@ -157,10 +162,14 @@ def test_a_cancelled_call_kills_its_command(connect: Callable[..., Any], helpers
     helpers.until(gone, "the command is gone")
 
 
-def test_every_client_has_a_session_of_its_own_and_takes_it_along(lab: Lab, connect: Callable[..., Any], helpers: Any) -> None:
+def test_every_client_has_a_session_of_its_own_and_takes_it_along(
+    lab: Lab, connect: Callable[..., Any], helpers: Any
+) -> None:
     """Destroy a client's session when it leaves, also when it is killed in the middle of a call."""
     one, two = connect(), connect()
-    sessions = [wire.call("sandbox_run", code="touch mine; ls")["structuredContent"]["session_id"][5:] for wire in (one, two)]
+    sessions = [
+        wire.call("sandbox_run", code="touch mine; ls")["structuredContent"]["session_id"][5:] for wire in (one, two)
+    ]
     assert sessions[0] != sessions[1] and set(sessions) <= set(helpers.living(lab))
     assert one.close() == 0
     helpers.until(lambda: sessions[0] not in helpers.living(lab), "the first session has ended")
@@ -203,7 +212,9 @@ def test_ak_P21_every_argument_of_sandbox_run_counts(agentkernel: Any, helpers: 
     assert helpers.text(done) == "/tmp\na b\n" and done["structuredContent"]["exit_code"] == 0
     assert helpers.text(agentkernel.call("sandbox_run", command=["sh", "-c", "ls /tmp"])) == ""
     late = agentkernel.call("sandbox_run", command=["sleep", "600"], timeout_ms=500)
-    assert late["isError"] is True and late["structuredContent"]["timed_out"] is True and "timed out" in helpers.text(late)
+    assert (
+        late["isError"] is True and late["structuredContent"]["timed_out"] is True and "timed out" in helpers.text(late)
+    )
     strict = agentkernel.call("sandbox_run", command=["sh", "-c", "touch /usr/x || echo no"], profile="restrictive")
     assert "no" in strict["structuredContent"]["stdout"]
     offline = agentkernel.call("sandbox_run", command=["sh", "-c", "ls /sys/class/net"], network=False)
@@ -226,19 +237,27 @@ def test_ak_P22_named_sandboxes(agentkernel: Any, helpers: Any) -> None:
         assert "mcp-box\trunning\t" in helpers.text(agentkernel.call("sandbox_list"))
         raw = bytes(range(256))
         wrote = agentkernel.call(
-            "sandbox_file_write", name="mcp-box", path="/workspace/b", content=base64.b64encode(raw).decode(), encoding="base64"
+            "sandbox_file_write",
+            name="mcp-box",
+            path="/workspace/b",
+            content=base64.b64encode(raw).decode(),
+            encoding="base64",
         )
         assert helpers.text(wrote) == "Wrote 256 bytes to '/workspace/b' in sandbox 'mcp-box'"
         read = helpers.text(agentkernel.call("sandbox_file_read", name="mcp-box", path="/workspace/b"))
         head, _, data = read.partition("\n")
         assert head == "[binary file, 256 bytes, base64 encoded]" and base64.b64decode(data) == raw
-        ran = agentkernel.call("sandbox_exec", name="mcp-box", command=["sh", "-c", "echo $A; pwd"], env=["A=1"], workdir="/tmp")
+        ran = agentkernel.call(
+            "sandbox_exec", name="mcp-box", command=["sh", "-c", "echo $A; pwd"], env=["A=1"], workdir="/tmp"
+        )
         assert helpers.text(ran) == "1\n/tmp\n"
         for _ in range(2):
             assert helpers.text(agentkernel.call("sandbox_stop", name="mcp-box")) == "Sandbox 'mcp-box' stopped"
         for _ in range(2):
             assert helpers.text(agentkernel.call("sandbox_start", name="mcp-box")) == "Sandbox 'mcp-box' started"
-        assert "256" in helpers.text(agentkernel.call("sandbox_exec", name="mcp-box", command=["wc", "-c", "/workspace/b"]))
+        assert "256" in helpers.text(
+            agentkernel.call("sandbox_exec", name="mcp-box", command=["wc", "-c", "/workspace/b"])
+        )
     finally:
         assert agentkernel.call("sandbox_remove", name="mcp-box")["isError"] is False
     assert agentkernel.call("sandbox_remove", name="mcp-box")["isError"] is False
@@ -251,13 +270,17 @@ def test_ak_K14_names_and_paths_are_checked(agentkernel: Any) -> None:
         assert agentkernel.call("sandbox_file_read", name="none", path=path)["isError"] is True
 
 
-def test_ak_P19_the_agent_that_calls_chooses_the_mode(connect: Callable[..., Any], tmp_path: Path, helpers: Any) -> None:
+def test_ak_P19_the_agent_that_calls_chooses_the_mode(
+    connect: Callable[..., Any], tmp_path: Path, helpers: Any
+) -> None:
     """Give Claude Code its mode, with the project in sight and not to be changed."""
     (tmp_path / ".git").mkdir()
     (tmp_path / "seen.txt").write_text("project")
     wire = connect("mcp", "server", cwd=str(tmp_path))
     wire.ask("initialize", {"protocolVersion": "2025-06-18", "clientInfo": {"name": "claude-code", "version": "1"}})
-    done = wire.call("sandbox_run", command=["sh", "-c", "cat /workspace/seen.txt; echo $CLAUDE_CODE_SANDBOX; touch /workspace/x"])
+    done = wire.call(
+        "sandbox_run", command=["sh", "-c", "cat /workspace/seen.txt; echo $CLAUDE_CODE_SANDBOX; touch /workspace/x"]
+    )
     assert done["structuredContent"]["stdout"] == "projectagentkernel\n" and done["structuredContent"]["exit_code"] != 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "seen.txt"]
     plain = wire.call("sandbox_run", command=["sh", "-c", "ls /workspace"], profile="restrictive")
@@ -316,7 +339,9 @@ def test_calls_run_side_by_side(connect: Callable[..., Any]) -> None:
     """A call that waits for another one's work does not block it."""
     wire = connect()
     wire.call("sandbox_run", code="true")
-    waiting = wire.start("tools/call", {"name": "sandbox_run", "arguments": {"code": "until [ -e flag ]; do sleep 0.05; done"}})
+    waiting = wire.start(
+        "tools/call", {"name": "sandbox_run", "arguments": {"code": "until [ -e flag ]; do sleep 0.05; done"}}
+    )
     wire.call("sandbox_run", code="touch flag")
     assert wire.wait(waiting)["result"]["structuredContent"]["exit_code"] == 0
 

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from ..client.blocking import Link
     from .grammar import Arguments
 
-MARKS = (".git", ".hg", "agentkernel.toml", "atoll.toml", ".mcp.json", "pyproject.toml", "package.json", "Cargo.toml", "go.mod")
+MARKS = (
+    ".git",
+    ".hg",
+    "agentkernel.toml",
+    "atoll.toml",
+    ".mcp.json",
+    "pyproject.toml",
+    "package.json",
+    "Cargo.toml",
+    "go.mod",
+)
 LEFT_CHECK = 0.25
 
 

@@ -27,7 +27,14 @@ OLD_FOLDER = "k8e-sandbox-skill"
 
 ALLOW = {
     AGENTKERNEL: ("sandbox_run", "sandbox_exec", "sandbox_list", "sandbox_file_read"),
-    K8E: ("sandbox_run", "sandbox_exec", "sandbox_exec_stream", "sandbox_status", "sandbox_read_file", "sandbox_list_files"),
+    K8E: (
+        "sandbox_run",
+        "sandbox_exec",
+        "sandbox_exec_stream",
+        "sandbox_status",
+        "sandbox_read_file",
+        "sandbox_list_files",
+    ),
 }
 ASK = {
     AGENTKERNEL: ("sandbox_create", "sandbox_file_write", "sandbox_start", "sandbox_stop", "sandbox_remove"),
@@ -153,15 +160,22 @@ class Installer:
         self._try(
             package,
             self._merge,
-            lambda text: text
-            if (jsonc.parse(text).member("dependencies") or jsonc.Node({}, 0, 0)).member("@opencode-ai/plugin")
-            else jsonc.put(text, ["dependencies", "@opencode-ai/plugin"], "*"),
+            lambda text: (
+                text
+                if (jsonc.parse(text).member("dependencies") or jsonc.Node({}, 0, 0)).member("@opencode-ai/plugin")
+                else jsonc.put(text, ["dependencies", "@opencode-ai/plugin"], "*")
+            ),
         )
 
     def _remove_old(self, directory: str) -> None:
         """The folder an older installer used, when there is nothing in it but its own file."""
         folder = os.path.join(directory, OLD_FOLDER)
-        if self.skill != K8E or os.path.islink(folder) or not os.path.isdir(folder) or os.listdir(folder) != ["SKILL.md"]:
+        if (
+            self.skill != K8E
+            or os.path.islink(folder)
+            or not os.path.isdir(folder)
+            or os.listdir(folder) != ["SKILL.md"]
+        ):
             return
         if not self.dry:
             os.unlink(os.path.join(folder, "SKILL.md"))

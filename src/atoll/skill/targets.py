@@ -85,7 +85,11 @@ def entries(target: str, place: Place, skill: str) -> list[Entry]:
         path = home(".claude.json") if not project else None
         found = [Entry(path, ("mcpServers",))] if path else [shared]
     elif target == "mcp":
-        found = [shared] if place.only != "home" else [Entry(os.path.join(place.home, ".claude", "mcp.json"), ("mcpServers",))]
+        found = (
+            [shared]
+            if place.only != "home"
+            else [Entry(os.path.join(place.home, ".claude", "mcp.json"), ("mcpServers",))]
+        )
     elif target == "codex":
         path = home(".codex", "config.toml")
         found = [Entry(path, ("mcp_servers",), "toml")] if path else [shared]

@@ -40,12 +40,20 @@ def take_out(text: str, section: str, name: str) -> str:
     table = data.get(section)
     if not isinstance(table, dict) or name not in table:
         return text
-    found = re.search(rf"^[ \t]*\[[ \t]*{section}[ \t]*\.[ \t]*(?:{re.escape(name)}|\"{re.escape(name)}\")[ \t]*\][^\n]*\n?", text, re.M)
+    found = re.search(
+        rf"^[ \t]*\[[ \t]*{section}[ \t]*\.[ \t]*(?:{re.escape(name)}|\"{re.escape(name)}\")[ \t]*\][^\n]*\n?",
+        text,
+        re.M,
+    )
     if found is None:
         raise BadSettings(f"{section}.{name} is written in a form this program cannot change; please edit it by hand")
     following = _HEADER.search(text, found.end())
     end = following.start() if following else len(text)
-    made = text[: found.start()].rstrip("\n") + ("\n\n" if text[: found.start()].strip() and following else "\n") + text[end:]
+    made = (
+        text[: found.start()].rstrip("\n")
+        + ("\n\n" if text[: found.start()].strip() and following else "\n")
+        + text[end:]
+    )
     if not made.strip():
         made = ""
     rest = {key: value for key, value in table.items() if key != name}

@@ -125,9 +125,7 @@ class Client:
 
     async def _create_session(self) -> SandboxInfo:
         labels = {TENANT_LABEL: self.settings.tenant} if self.settings.tenant else {}
-        spec = CreateSandbox(
-            runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels
-        )
+        spec = CreateSandbox(runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels)
         return await self.core.sandboxes.create(self.who, spec)
 
 

@@ -21,7 +21,9 @@ Handler = Callable[["Call", Any], Awaitable[dict[str, Any]]]
 MAX_SECONDS = 86_400
 
 
-Session = Annotated[str, Meta(min_length=1, max_length=256, description="Session id, as sandbox_create_session gave it")]
+Session = Annotated[
+    str, Meta(min_length=1, max_length=256, description="Session id, as sandbox_create_session gave it")
+]
 Name = Annotated[str, Meta(min_length=1, max_length=63, description="The sandbox's name")]
 Path = Annotated[str, Meta(min_length=1, max_length=4096, description="Absolute path inside the sandbox")]
 Seconds = Annotated[int, Meta(ge=1, le=MAX_SECONDS, description="Seconds after which it is killed (default 30)")]
@@ -56,7 +58,9 @@ class CreateSession(Arguments, kw_only=True):
     session_id: Annotated[str, Meta(max_length=200, description="An id of your own choosing")] = ""
     tenant_id: Annotated[str, Meta(max_length=63, description="Whose session it is")] = ""
     runtime_class: Annotated[str, Meta(max_length=32, description="auto, container, gvisor or microvm")] = ""
-    allowed_hosts: Annotated[list[str], Meta(max_length=1000, description="Names it may reach instead of the default")] = []
+    allowed_hosts: Annotated[
+        list[str], Meta(max_length=1000, description="Names it may reach instead of the default")
+    ] = []
 
 
 class OneSession(Arguments, kw_only=True):
@@ -167,7 +171,9 @@ class ReadNamed(Arguments, kw_only=True):
 
 class RunBoth(RunCommand, kw_only=True):
     command: Argv | UnsetType = UNSET  # type: ignore[assignment]
-    code: Annotated[str, Meta(min_length=1, description="Code for the kept session, instead of command")] | UnsetType = UNSET
+    code: (
+        Annotated[str, Meta(min_length=1, description="Code for the kept session, instead of command")] | UnsetType
+    ) = UNSET
     language: Annotated[str, Meta(max_length=32, description="For code: python, bash (default), node or ts")] = "bash"
     timeout: Seconds | UnsetType = UNSET
     timeout_ms: Millis | UnsetType = UNSET  # type: ignore[assignment]
@@ -205,7 +211,12 @@ def _tool(
     name: str, toolset: str, words: str, takes: type[Arguments], *, reads: bool = False, destroys: bool = False,
     repeatable: bool = False, world: bool = False,
 ) -> Tool:  # fmt: skip
-    hints = {"readOnlyHint": reads, "destructiveHint": destroys, "idempotentHint": repeatable or reads, "openWorldHint": world}
+    hints = {
+        "readOnlyHint": reads,
+        "destructiveHint": destroys,
+        "idempotentHint": repeatable or reads,
+        "openWorldHint": world,
+    }
     return Tool(name, words, takes, {toolset: takes}, hints)
 
 
