@@ -23,6 +23,7 @@ class Ceiling:
     any_host: bool = False
     permissive: bool = False
     mounts: bool = False
+    host_ports: bool = False
 
     def check(self, spec: CreateSandbox) -> None:
         """Refuse what lies above; the text says who can lift it."""
@@ -34,9 +35,11 @@ class Ceiling:
             raise _above("`*` in a list of hosts")
         if spec.mounts and not self.mounts:
             raise _above("a mount of the host's files")
+        if spec.host_ports and not self.host_ports:
+            raise _above("a port of the host")
 
 
-OPEN = Ceiling(any_host=True, permissive=True, mounts=True)
+OPEN = Ceiling(any_host=True, permissive=True, mounts=True, host_ports=True)
 
 
 def ceiling_of(who: Principal) -> Ceiling:

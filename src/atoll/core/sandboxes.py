@@ -302,8 +302,6 @@ class Sandboxes:
             if self.vault is None:
                 raise errors.Unsupported("this daemon has no secrets")
             self.vault.check(who.owner, spec.secrets)
-        if spec.host_ports and who.kind != "local":
-            raise errors.PermissionDenied("only a local user may open ports of this machine to a sandbox")
         mounts = self._mounts(who, spec)
         policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
