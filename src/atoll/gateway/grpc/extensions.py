@@ -11,7 +11,7 @@ from typing import Any
 from ...core import Core
 from ...core.access import Principal
 from ...errors import InvalidArgument, Unsupported
-from ...model import ChangeHosts, convert
+from ...model import ChangeHosts, SubAgent, convert
 from ..pb.sandbox.v1 import sandbox_pb2 as pb
 from . import ids
 from .sessions import check_env
@@ -31,7 +31,7 @@ class Extensions:
         ref = ids.session_ref(request.parent_session_id, "parent_session_id")
         check_env(request.env)
         create = self._verb("subagents", "create")
-        info = await create(who, ref)
+        info = await create(who, ref, convert(SubAgent, {"env": dict(request.env)}))
         return pb.RunSubAgentResponse(session_id=ids.session_id(info))
 
     async def UpdateAllowedHosts(self, who: Principal, request: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...core import Core
 from ...core.access import Principal
-from ...errors import InvalidArgument, NotFound, SandboxGone, Unsupported
+from ...errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone, Unsupported
 from ...model import CreateSandbox, SandboxInfo, convert
 from ..pb.sandbox.v1 import sandbox_pb2 as pb
 from . import ids
@@ -58,12 +58,19 @@ class Sessions:
         return pb.DestroySessionResponse(ok=True)
 
     async def PauseSession(self, who: Principal, request: Any) -> Any:
+        await self._needs(who, request.session_id, "running")
         await self.core.sandboxes.stop(who, ids.session_ref(request.session_id))
         return pb.PauseSessionResponse(ok=True)
 
     async def ResumeSession(self, who: Principal, request: Any) -> Any:
+        await self._needs(who, request.session_id, "stopped")
         await self.core.sandboxes.start(who, ids.session_ref(request.session_id))
         return pb.ResumeSessionResponse(ok=True)
+
+    async def _needs(self, who: Principal, session: str, state: str) -> None:
+        info = await self.core.sandboxes.get(who, ids.session_ref(session))
+        if info.state in ("running", "paused", "stopped") and info.state != state:
+            raise FailedPrecondition(f"the session is {PHASES[info.state]}, not {PHASES[state]}")
 
     def _asked(self, request: Any) -> CreateSandbox:
         check_env(request.env)
