@@ -108,7 +108,7 @@ def test_the_daemon_is_not_our_child_and_keeps_nothing_of_ours(fresh: Cli) -> No
 
 
 def test_serve_is_the_daemon_in_the_foreground(fresh: Cli) -> None:
-    process = fresh.popen("serve", stderr=subprocess.DEVNULL)
+    process = fresh.popen("serve", "--grpc", "127.0.0.1:0", stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + WAIT
         while not fresh.ok("daemon", "status", "--json")["running"]:

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if os.path.basename(sys.argv[0]).startswith("k8e"):
+        from .k8e_words import translate
+
+        words = translate(words)
     if words and words[0] in ALIASES:
-        words[0] = ALIASES[words[0]]
+        words[:1] = ALIASES[words[0]].split()
     as_json = words[:1] == ["sandbox"] and os.path.basename(sys.argv[0]) != "agentkernel"
     debug = "--debug" in words or bool(os.environ.get("ATOLL_DEBUG") or os.environ.get("K8E_SANDBOX_DEBUG"))
     try:

@@ -11,7 +11,7 @@ import subprocess
 
 from ..client import calls
 from ..errors import AtollError
-from .output import print_json, tell
+from .output import print_json, safe, tell, write
 from .session import open_link
 
 TYPE_CHECKING = False
@@ -26,19 +26,50 @@ INSTALL = "apt-get install -y"
 
 
 def doctor(arguments: Arguments) -> int:
-    checks = [_kernel(), _cgroups(), _user_namespaces(), _idmaps(), *_programs(), _firewall(), _disk()]
-    checks += _through_daemon(arguments)
-    problems = sum(1 for check in checks if not check["ok"] and not check.get("optional"))
+    checks = [*_machine(), *_through_daemon(arguments)]
+    problems = _count(checks)
     if arguments.json:
         print_json({"ok": not problems, "problems": problems, "fixed": 0, "checks": checks})
-        return 1 if problems else 0
+    else:
+        _tell_all(checks, problems)
+    return 1 if problems else 0
+
+
+def sandbox_doctor(arguments: Arguments) -> int:
+    """K8E's doctor: the connection and the skill, and this machine too where the daemon is local."""
+    from .connection_checks import connection_checks, repair
+    from .tables import for_people
+
+    checks, local = connection_checks(arguments)
+    if local:
+        checks += [*_machine(), *_through_daemon(arguments)]
+    fixed = repair(checks, really=arguments.fix)
+    problems = _count(checks)
+    if for_people(arguments):
+        _tell_all(checks, problems)
+    else:
+        print_json({"ok": not problems, "problems": problems, "fixed": fixed, "checks": checks})
+    return 1 if problems else 0
+
+
+def _machine() -> list[dict[str, Any]]:
+    return [_kernel(), _cgroups(), _user_namespaces(), _idmaps(), *_programs(), _firewall(), _disk()]
+
+
+def _count(checks: list[dict[str, Any]]) -> int:
+    return sum(1 for check in checks if not check["ok"] and not check.get("optional"))
+
+
+def _tell_all(checks: list[dict[str, Any]], problems: int) -> None:
+    from .tables import coloured
+
     for check in checks:
-        mark = "ok  " if check["ok"] else "note" if check.get("optional") else "FAIL"
-        tell(f"{mark}  {check['name'].ljust(18)} {check['detail']}")
+        mark = "ok" if check["ok"] else "note" if check.get("optional") else "FAIL"
+        text = safe(f"  {check['name'].ljust(18)} {check['detail']}\n")
+        write(1, (coloured(mark.ljust(4), mark) + text).encode("utf-8", "replace"))
         if check.get("fix"):
             tell(f"      {' ' * 18} fix: {check['fix']}")
     tell("\nEverything needed works." if not problems else f"\n{problems} problem(s).")
-    return 1 if problems else 0
 
 
 def _check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> dict[str, Any]:

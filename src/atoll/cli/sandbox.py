@@ -80,7 +80,9 @@ def _secret(env: str, ref: str) -> dict[str, str]:
 
 
 def get(arguments: Arguments) -> int:
-    print_json(_session(open_link(arguments).call(calls.info(_ref(arguments)))))
+    found = _session(open_link(arguments).call(calls.info(_ref(arguments))))
+    if not _shown_to_people("show_session", found, arguments):
+        print_json(found)
     return 0
 
 
@@ -93,7 +95,9 @@ def list_any(arguments: Arguments) -> int:
     if arguments.rest:
         return _list_files(arguments)
     wire = open_link(arguments).call(calls.list_sandboxes("all" if arguments.all else "active"))
-    print_json({"sandboxes": [_session(item) for item in wire["sandboxes"]]})
+    found = [_session(item) for item in wire["sandboxes"]]
+    if not _shown_to_people("show_sessions", found, arguments):
+        print_json({"sandboxes": found})
     return 0
 
 
@@ -109,15 +113,17 @@ def _list_files(arguments: Arguments) -> int:
     found: dict[str, Any] = {"files": files}
     if wire.get("truncated"):
         found["truncated"] = True
-    print_json(found)
+    if not _shown_to_people("show_files", files, arguments):
+        print_json(found)
     return 0
 
 
 def sessions(arguments: Arguments) -> int:
     wanted = arguments.phase
     wire = open_link(arguments).call(calls.list_sandboxes("active" if wanted == "Active" else "all"))
-    found = [_session(item) for item in wire["sandboxes"]]
-    print_json({"sessions": [item for item in found if wanted in ("all", item["phase"])]})
+    found = [item for item in map(_session, wire["sandboxes"]) if wanted in ("all", item["phase"])]
+    if not _shown_to_people("show_sessions", found, arguments):
+        print_json({"sessions": found})
     return 0
 
 
@@ -225,7 +231,8 @@ def events(arguments: Arguments) -> int:
         found.sort(key=lambda event: event.get("seq") or 0)
         truncated = len(found) > arguments.limit
         found = found[-arguments.limit :]
-    print_json({"events": found, "returned": len(found), "truncated": truncated})
+    if not _shown_to_people("show_events", found, arguments):
+        print_json({"events": found, "returned": len(found), "truncated": truncated})
     return 0
 
 
@@ -258,6 +265,16 @@ def poll(arguments: Arguments) -> int:
 
 def _ref(arguments: Arguments) -> str:
     return reference(arguments.rest[0])
+
+
+def _shown_to_people(how: str, what: Any, arguments: Arguments) -> bool:
+    """On a terminal without --json: a table instead. False when JSON is to be printed."""
+    if arguments.values.get("json") or not os.isatty(1):
+        return False
+    from . import views
+
+    getattr(views, how)(what)
+    return True
 
 
 def _session(wire: dict[str, Any]) -> dict[str, Any]:

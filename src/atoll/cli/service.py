@@ -29,7 +29,9 @@ def serve(arguments: Arguments) -> int:
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
     say(f"serving {spawn.socket_path(home)}; messages go to {home}/daemon.log")
-    os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home)])
+    addresses = [] if arguments.grpc == ["none"] else arguments.grpc or ["default"]
+    listeners = [word for address in addresses for word in ("--grpc", address)]
+    os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home), *listeners])
 
 
 def start(arguments: Arguments) -> int:

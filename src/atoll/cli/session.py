@@ -6,7 +6,7 @@ import os
 import sys
 
 from ..client.blocking import Link
-from ..errors import DaemonUnreachable, InvalidArgument
+from ..errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,24 +28,49 @@ def setting(name: str) -> str | None:
 
 
 def open_link(arguments: Arguments, *, start: bool = True) -> Link:
-    endpoint = arguments.endpoint or setting("ENDPOINT")
-    if not endpoint:
+    """The daemon or gateway this command line is for."""
+    if not _is_configured(arguments):
         return Link(start=start)
-    if endpoint.startswith("unix:"):
-        path = endpoint[5:]
-        return Link(path="/" + path.lstrip("/") if path.startswith("/") else path, start=False)
-    raise DaemonUnreachable(
-        f"cannot reach {endpoint}: this client speaks to local daemons only",
-        hint="give unix:/path/to/daemon.sock, or no endpoint at all",
-    )
+    from .connection import open_chosen
+
+    return open_chosen(arguments, start)
+
+
+def _is_configured(arguments: Arguments) -> bool:
+    """Whether anything says that the local daemon is not simply meant."""
+    values = arguments.values
+    if values.get("endpoint") or values.get("apikey") or values.get("context"):
+        return True
+    if any(setting(name) for name in ("ENDPOINT", "APIKEY", "CONTEXT", "PROFILE", "CONFIG")):
+        return True
+    data = data_directory()
+    exists = os.path.exists
+    if exists(data + "/profiles.yaml") or exists(data + "/config.json"):
+        return True
+    return is_k8e() and exists(os.path.join(os.path.expanduser("~"), ".k8e", "config.yaml"))
+
+
+def is_k8e() -> bool:
+    """Whether this program was called by K8E's name."""
+    return os.path.basename(sys.argv[0]) in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")
+
+
+_kept: list[str] = []
+
+
+def keep_data_directory() -> None:
+    """Certificates of a profile may lie elsewhere; the rest stays where it is now."""
+    _kept[:] = [data_directory()]
 
 
 def data_directory() -> str:
     """Where K8E's files live: below ATOLL_HOME, or at K8E's own place when called by its name."""
+    if _kept:
+        return _kept[0]
     own = os.environ.get("ATOLL_CERT_DIR")
     if own:
         return own
-    called_k8e = os.path.basename(sys.argv[0]) in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")
+    called_k8e = is_k8e()
     if os.environ.get("ATOLL_HOME") and not called_k8e:
         return os.path.join(os.path.abspath(os.environ["ATOLL_HOME"]), "sandbox")
     other = os.environ.get("K8E_SANDBOX_CERT_DIR")

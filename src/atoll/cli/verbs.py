@@ -9,18 +9,16 @@ from .agents_verbs import ALIASES as AGENTS_ALIASES
 from .agents_verbs import VERBS as AGENTS
 from .fn_verbs import VERBS as FUNCTIONS
 from .grammar import Flag, Verb
+from .k8e_verbs import ALIASES as K8E_ALIASES
+from .k8e_verbs import GRPC
+from .k8e_verbs import SHARED as SHARED
+from .k8e_verbs import VERBS as K8E
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
 TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")
 RAW = Flag("raw", "", "the plain bytes as they come instead of JSON")
 AS_JSON = Flag("json", "", "one JSON object instead of text")
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
-
-SHARED = (
-    Flag("endpoint", "ADDRESS", "the daemon to use: unix:/path of its socket"),
-    Flag("debug", "", "show where an internal error came from"),
-    Flag("help", "", "show help", short="h"),
-)
 
 LIMITS = (
     Flag("runtime", "NAME", "auto, container, gvisor or microvm (default: auto)"),
@@ -93,17 +91,18 @@ OWN = (
         ),
         ("atoll sandbox create --memory 1024 --cpus 2", "atoll sandbox create --name build --lifetime 3600"),
     ),
-    Verb("sandbox get", "sandbox:get", "ID", "Show one sandbox."),
+    Verb("sandbox get", "sandbox:get", "ID", "Show one sandbox.", (AS_JSON,)),
     Verb(
         "sandbox list", "sandbox:list_any", "[ID]", "List your sandboxes, or with an ID the files in its /workspace.",
         (
             Flag("since", "TIME", "only files changed at or after this Unix time", kind="number"),
             Flag("all", "", "ended sandboxes too"),
+            AS_JSON,
         ),
     ),
     Verb(
         "sandbox sessions", "sandbox:sessions", "", "List your sandboxes in K8E's words.",
-        (Flag("phase", "PHASE", "Active, Paused, Terminated or all", default="Active"),),
+        (Flag("phase", "PHASE", "Active, Paused, Terminated or all", default="Active"), AS_JSON),
     ),
     Verb("sandbox destroy", "sandbox:destroy", "[ID]", "End a sandbox and all that runs in it.", (TENANT,)),
     Verb(
@@ -125,7 +124,7 @@ OWN = (
     ),
     Verb(
         "sandbox events", "sandbox:events", "[ID]", "What happened, newest last.",
-        (Flag("limit", "N", "at most so many", kind="int", default=500),),
+        (Flag("limit", "N", "at most so many", kind="int", default=500), AS_JSON),
     ),
     Verb(
         "sandbox poll", "sandbox:poll", "RUN_ID", "State and output of a background run.",
@@ -244,7 +243,7 @@ OWN = (
         (),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),
     ),
-    Verb("serve", "service:serve", "", "The daemon in the foreground.", SERVE),
+    Verb("serve", "service:serve", "", "The daemon in the foreground, with gRPC and TLS on TCP.", (GRPC, *SERVE)),
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
     Verb("daemon prewarm", "service:prewarm", "", "Keep the daemon and wait until its warm sandboxes are ready."),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
@@ -281,7 +280,7 @@ OWN = (
     Verb("help", "help:show", "[VERB] [VERB2]", "This text, or a verb's."),
 )  # fmt: skip
 
-VERBS: tuple[Verb, ...] = (*OWN, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
+VERBS: tuple[Verb, ...] = (*OWN, *K8E, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
 BY_NAME = {verb.name: verb for verb in VERBS}
 GROUPS = tuple(dict.fromkeys(verb.name.split()[0] for verb in VERBS if " " in verb.name))
-ALIASES = {"sb": "sandbox", "status": "doctor", "completions": "completion", **AGENTS_ALIASES}
+ALIASES = {"sb": "sandbox", "status": "doctor", "completions": "completion", **K8E_ALIASES, **AGENTS_ALIASES}

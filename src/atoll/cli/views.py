@@ -1,0 +1,60 @@
+"""Sandboxes, files and events as people read them at a terminal."""
+
+from __future__ import annotations
+
+from .tables import age, clock, record, span, table
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+_BARE = ("seq", "kind", "at", "sandbox_id", "time")
+
+
+def show_sessions(found: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        (
+            s["session_id"],
+            s.get("name"),
+            s["phase"],
+            s["runtime_class"],
+            s.get("image"),
+            age(s.get("created_at")),
+            _left(s),
+        )
+        for s in found
+    ]
+    table(("ID", "NAME", "PHASE", "RUNTIME", "IMAGE", "AGE", "ENDS IN"), rows, "no sandboxes")
+
+
+def show_session(found: dict[str, Any]) -> None:
+    hosts = found.get("allowed_hosts")
+    moments = {
+        "created_at": clock(found["created_at"]) if found.get("created_at") else None,
+        "expires_at": clock(found["expires_at"]) if found.get("expires_at") else "never",
+        "last_active": clock(found["last_active"]) if found.get("last_active") else None,
+        "allowed_hosts": "none" if hosts == [] else hosts,
+    }
+    record([(name, moments.get(name, value)) for name, value in found.items()])
+
+
+def show_files(found: Sequence[dict[str, Any]]) -> None:
+    rows = [(f["path"], f["type"], f["size"], clock(f["modified"])) for f in found]
+    table(("PATH", "TYPE", "SIZE", "CHANGED"), rows, "no files")
+
+
+def show_events(found: Sequence[dict[str, Any]]) -> None:
+    rows = []
+    for event in found:
+        instant = event.get("at") or event.get("time")
+        when = clock(instant) if isinstance(instant, (int, float)) else instant
+        more = {key: value for key, value in event.items() if key not in _BARE and value not in (None, "")}
+        rows.append((when, event.get("sandbox_id"), event.get("kind"), more))
+    table(("TIME", "SANDBOX", "EVENT", "DETAILS"), rows, "no events")
+
+
+def _left(session: dict[str, Any]) -> str:
+    import time
+
+    return span(session["expires_at"] - time.time()) if session.get("expires_at") else "never"
