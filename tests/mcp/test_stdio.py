@@ -198,6 +198,34 @@ def test_a_lost_session_is_replaced(k8e: Any) -> None:
     assert found["stdout"] == "back\n" and found["session_id"] != session
 
 
+def test_k8e_P24_a_subagent_shares_the_workspace(k8e: Any) -> None:
+    parent = k8e.call("sandbox_run", code="echo shared > /workspace/from-parent")["structuredContent"]["session_id"]
+    child = k8e.call("sandbox_run_subagent", parent_session_id=parent, agent_type="worker")
+    session = child["structuredContent"]["session_id"]
+    try:
+        done = k8e.call("sandbox_exec", session_id=session, command="cat /workspace/from-parent")
+        assert done["structuredContent"]["stdout"] == "shared\n"
+        assert k8e.call("sandbox_run_subagent", parent_session_id=session)["isError"] is True
+    finally:
+        k8e.call("sandbox_destroy_session", session_id=session)
+
+
+def test_k8e_confirm_asks_and_does_not_help_to_answer(lab: Lab, connect: Callable[..., Any]) -> None:
+    """Ask, wait for a decision made elsewhere, and never show what would be needed to make it."""
+    wire = connect()
+    session = wire.call("sandbox_run", code="true")["structuredContent"]["session_id"]
+    asked = wire.call("sandbox_confirm_action", session_id=session, action="delete everything")["structuredContent"]
+    assert asked["approved"] is False and set(asked) == {"approval_id", "approved", "status"}
+    waiting = wire.start(
+        "tools/call",
+        {"name": "sandbox_confirm_action", "arguments": {"session_id": session, "approval_id": asked["approval_id"]}},
+    )
+    assert wire.call("sandbox_status")["isError"] is False  # it blocks nobody else
+    wire.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": waiting}})
+    assert "error" in wire.wait(waiting)
+    assert wire.call("sandbox_confirm_action", session_id=session)["isError"] is True
+
+
 def test_ak_P20_nine_tools(agentkernel: Any, connect: Callable[..., Any]) -> None:
     """Offer agentkernel's tools under its name by `mcp server`, `mcp-server` and the program's name."""
     assert {tool["name"] for tool in agentkernel.ask("tools/list")["result"]["tools"]} == AGENTKERNEL

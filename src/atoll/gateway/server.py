@@ -80,6 +80,7 @@ class Listener:
             ws="websockets-sansio",
             ws_max_size=4 * 1024 * 1024,
             ws_per_message_deflate=False,
+            ws_ping_interval=None,  # the kernel tells when a Unix socket's peer is gone; a busy one must not count as gone
             lifespan="off",
             interface="asgi3",
             access_log=False,

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 from atoll import errors, profiles
 from atoll.core import Core
 from atoll.core.access import Principal
+from atoll.core.auditing import SOURCE
 from atoll.core.credentials import Doorkeeper
 from atoll.gateway.exchange import internal
 from atoll.gateway.grpc.ids import TENANT_LABEL
@@ -24,7 +25,7 @@ from atoll.model import Chunk, CreateSandbox, ExecResult, SandboxInfo, convert
 log = logging.getLogger("atoll.mcp")
 
 IDLE_S, LIFETIME_S = 1800.0, 43_200.0
-MAX_CALLS = 64
+MAX_CALLS = 256  # of one client at once; more wait
 HANDLERS: dict[str, Handler] = {}
 
 
@@ -43,7 +44,9 @@ def tool(name: str) -> Callable[[Handler], Handler]:
 class Client:
     """A client over any transport."""
 
-    def __init__(self, core: Core, who: Principal, settings: Settings, keeper: Doorkeeper | None = None) -> None:
+    def __init__(
+        self, core: Core, who: Principal, settings: Settings, keeper: Doorkeeper | None = None, source: str = "http"
+    ) -> None:
         self.core = core
         self.who = who
         self.settings = settings
@@ -51,7 +54,9 @@ class Client:
         self.session: str | None = None
         self._keeper = keeper
         self._lock = asyncio.Lock()
+        self._source = f"mcp {source}"
         self._calls: set[asyncio.Task[Any]] = set()
+        self._room = asyncio.Semaphore(MAX_CALLS)
         self._left = False
 
     async def call(self, name: str, arguments: Any, report: Report | None = None) -> content.Result:
@@ -60,8 +65,8 @@ class Client:
         if known is None:
             return content.failed(f"unknown tool {name!r:.120}")
         given = _read(known.takes, arguments)
-        if self._left or len(self._calls) >= MAX_CALLS:
-            return content.failed(f"more than {MAX_CALLS} calls at once" if not self._left else "the client has left")
+        if self._left:
+            return content.failed("the client has left")
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -69,7 +74,9 @@ class Client:
             if self._keeper is not None:
                 self._keeper.recheck(self.who)
                 self._keeper.admit(self.who, "read" if known.annotations["readOnlyHint"] else "write")
-            return await HANDLERS[name](Call(self, report), given)
+            SOURCE.set(self._source)
+            async with self._room:
+                return await HANDLERS[name](Call(self, report), given)
         except errors.AtollError as error:
             return content.failed(error.message + (f" ({error.hint})" if error.hint else ""))
         except (OSError, RuntimeError, ValueError, TypeError, AssertionError, KeyError) as bug:
@@ -174,12 +181,6 @@ class Call:
             if live is not None:
                 await live.close()
         return ended
-
-    def verb(self, part: str, name: str) -> Callable[..., Awaitable[Any]]:
-        found: Callable[..., Awaitable[Any]] | None = getattr(getattr(self.core, part, None), name, None)
-        if found is None:
-            raise errors.Unsupported(f"this atoll has no {part}.{name}")
-        return found
 
 
 def _read(kind: type[Arguments], given: Any) -> Arguments:

@@ -128,8 +128,10 @@ async def pip_install(call: Call, asked: tools.PipInstall) -> content.Result:
 
 @tool("sandbox_run_subagent")
 async def run_subagent(call: Call, asked: tools.RunSubagent) -> content.Result:
-    create = call.verb("sandboxes", "subagent")
-    info = await create(call.who, ids.session_ref(asked.parent_session_id, "parent_session_id"))
+    parent = ids.session_ref(asked.parent_session_id, "parent_session_id")
+    if asked.workspace_path and asked.workspace_path.rstrip("/") != files.WORKSPACE:
+        raise errors.InvalidArgument("workspace_path can only be /workspace, which both share")
+    info = await call.core.subagents.create(call.who, parent)
     return content.values({"session_id": ids.session_id(info)})
 
 
@@ -137,9 +139,9 @@ async def run_subagent(call: Call, asked: tools.RunSubagent) -> content.Result:
 async def confirm_action(call: Call, asked: tools.ConfirmAction) -> content.Result:
     """Ask, or wait for the answer. Nothing in a result helps to give it."""
     if asked.approval_id:
-        found = await call.verb("approvals", "wait")(call.who, asked.approval_id)
+        found = await call.core.approvals.wait(call.who, asked.approval_id)
     elif asked.action.strip():
-        found = await call.verb("approvals", "request")(call.who, ids.session_ref(asked.session_id), asked.action)
+        found = await call.core.approvals.request(call.who, ids.session_ref(asked.session_id), asked.action)
     else:
         raise errors.InvalidArgument("sandbox_confirm_action needs action, or approval_id")
     return content.values({"approval_id": found.id, "approved": found.status == "approved", "status": found.status})

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from atoll import errors
 from atoll.gateway import frames
 from atoll.gateway.exchange import Exchange
 from atoll.gateway.mcp.settings import OpenHttp
@@ -13,6 +14,8 @@ from atoll.gateway.rest import Rest, route
 
 @route("POST", "/v1/mcp/http", "Serve MCP over HTTP while this request is open", OpenHttp)
 async def open_http(rest: Rest, exchange: Exchange) -> None:
+    if exchange.who.kind != "local":
+        raise errors.PermissionDenied("only the daemon's own user may open a listener")
     request = await exchange.json(OpenHttp)
     await frames.send(exchange, _serve(rest, msgspec.structs.replace(request, project=None)))
 

@@ -55,7 +55,7 @@ class Conversation:
         if not isinstance(method, str):
             if "result" in message or "error" in message:
                 return None  # an answer to something never asked
-            return hello.failure(_id(request), hello.INVALID_REQUEST, "method is missing")
+            return hello.failure(id_of(message), hello.INVALID_REQUEST, "method is missing")
         if "id" not in message or request is None:
             self._notified(method, params)
             return None
@@ -125,5 +125,7 @@ class Conversation:
         self.client.name = name[:120].lower() if isinstance(name, str) else ""
 
 
-def _id(value: Any) -> Any:
+def id_of(message: Any) -> Any:
+    """The id to answer with; None when a message has none that could be one."""
+    value = message.get("id") if isinstance(message, dict) else None
     return value if isinstance(value, str | int | float) and not isinstance(value, bool) else None

@@ -9,14 +9,18 @@ from atoll.core.access import Principal
 from atoll.gateway.exchange import Receive, Send, wire
 from atoll.gateway.mcp import hello
 from atoll.gateway.mcp.client import Client
-from atoll.gateway.mcp.rpc import Conversation, encode, parse
+from atoll.gateway.mcp.rpc import Conversation, encode, id_of, parse
 from atoll.gateway.mcp.settings import Settings
+from atoll.gateway.tunnel import refuse
 
-MAX_WAITING = 256  # messages under way; more wait in the client's pipe
+MAX_MESSAGES, MAX_BYTES = 20_000, 256 * 1024 * 1024  # of messages under way
 
 
 async def serve(core: Core, who: Principal, receive: Receive, send: Send) -> None:
     await receive()  # websocket.connect
+    if who.kind != "local":
+        await refuse(errors.PermissionDenied("MCP on stdio is for the daemon's own user"), send)
+        return
     await send({"type": "websocket.accept"})
     try:
         first = await receive()
@@ -26,7 +30,7 @@ async def serve(core: Core, who: Principal, receive: Receive, send: Send) -> Non
     except errors.AtollError as error:
         await send({"type": "websocket.close", "code": 1008, "reason": wire(error)["message"][:100]})
         return
-    await _converse(Client(core, who, settings), receive, send)
+    await _converse(Client(core, who, settings, source="stdio"), receive, send)
 
 
 async def _converse(client: Client, receive: Receive, send: Send) -> None:
@@ -34,36 +38,36 @@ async def _converse(client: Client, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.send", "bytes": (encode(message) + "\n").encode()})
 
     conversation = Conversation(client, tell)
-    tasks: set[asyncio.Task[None]] = set()
-    room = asyncio.Semaphore(MAX_WAITING)
+    tasks: dict[asyncio.Task[None], int] = {}
 
-    async def handle(raw: bytes) -> None:
-        try:
-            try:
-                message = parse(raw)
-            except ValueError:
-                answer: Any = hello.failure(None, hello.PARSE_ERROR, "this is not JSON")
-            else:
-                answer = await conversation.answer(message)
-            if answer is not None:
-                await tell(answer)
-        finally:
-            room.release()
+    async def handle(message: Any) -> None:
+        answer = await conversation.answer(message)
+        if answer is not None:
+            await tell(answer)
 
     try:
         while True:
             message = await receive()
             if message["type"] != "websocket.receive":
                 return
-            await room.acquire()
-            task = asyncio.create_task(handle(_data(message)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            raw = _data(message)
+            try:
+                parsed = parse(raw)
+            except ValueError:
+                await tell(hello.failure(None, hello.PARSE_ERROR, "this is not JSON"))
+                continue
+            if len(tasks) >= MAX_MESSAGES or sum(tasks.values()) + len(raw) > MAX_BYTES:
+                # Waiting here instead would hide from us that the client has gone.
+                await tell(hello.failure(id_of(parsed), hello.INTERNAL, "too many messages under way"))
+                continue
+            task = asyncio.create_task(handle(parsed))
+            tasks[task] = len(raw)
+            task.add_done_callback(tasks.pop)
     finally:
-        for task in tasks:
+        for task in list(tasks):
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=30)
+            await asyncio.wait(set(tasks), timeout=30)
         await client.close()
 
 
