@@ -27,6 +27,7 @@ MAX_ENTRIES = 1_000_000
 MAX_BYTES = 64 << 30
 MAX_METADATA = 1 << 20
 PIECE = 1 << 20
+MAX_TRAILING = 16 << 20
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, SYMLINK: tarfile.SYMTYPE, HARDLINK: tarfile.LNKTYPE}
 
 
@@ -174,9 +175,19 @@ def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Head, li
         if metadata is None or not inner.exists():
             raise errors.InvalidArgument("the archive lacks metadata.json or workspace.tar.gz")
         with open(inner, "rb") as raw, gzip.GzipFile(fileobj=raw) as packed:
-            return _head(metadata), read_members(chunks, packed.read)
+            entries = read_members(chunks, packed.read)
+            _finish(packed)
+            return _head(metadata), entries
     finally:
         inner.unlink(missing_ok=True)
+
+
+def _finish(packed: gzip.GzipFile) -> None:
+    """Read on to the end, where gzip has its checksum: a cut or damaged stream is noticed only there."""
+    for _ in range(MAX_TRAILING // PIECE):
+        if not packed.read(PIECE):
+            return
+    raise errors.InvalidArgument("the archive goes on after its end")
 
 
 def read_members(chunks: ChunkStore, read: Callable[[int], bytes]) -> list[Entry]:
