@@ -4,11 +4,13 @@ import base64
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox_lab import LONG, Lab
+from sandbox_lab import LONG, SOURCE, Lab
 
 K8E = {
     "sandbox_run", "sandbox_status", "sandbox_create_session", "sandbox_destroy_session", "sandbox_exec",
@@ -394,3 +396,12 @@ def test_the_daemon_may_go_away(own_lab: Lab, helpers: Any) -> None:
         assert wire.call("sandbox_run", code="echo again")["structuredContent"]["stdout"] == "again\n"
     finally:
         wire.kill()
+
+
+def test_the_bridge_is_light() -> None:
+    """Start without anything that takes long to import: an agent waits for this process."""
+    heavy = ("asyncio", "msgspec", "mcp", "pydantic", "grpc", "dataclasses", "argparse", "ssl", "http.client")
+    code = f"import atoll.cli.mcp, sys; print([name for name in {heavy!r} if name in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, timeout=120, env=env)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
