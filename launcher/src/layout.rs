@@ -11,13 +11,14 @@ const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
 pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<()> {
     // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
-    let lowers = order.overlays.iter().map(|o| lower_trees(o, user_ns)).collect::<Result<Vec<_>>>()?;
-    let sources = order.binds.iter().map(|b| given_source(b, fds)).collect::<Result<Vec<_>>>()?;
+    let shifted = order.shift.then_some(user_ns);
+    let lowers = order.overlays.iter().map(|o| lower_trees(o, shifted)).collect::<Result<Vec<_>>>()?;
+    let sources = order.binds.iter().map(|b| given_source(b, fds, order.shift)).collect::<Result<Vec<_>>>()?;
     mounts::private_namespace()?;
     stage(&order.stage)?;
     let mut disks = Disks::new(&order.disk)?;
     for (overlay, trees) in order.overlays.iter().zip(&lowers) {
-        mount_overlay(overlay, trees, base, disks.own())?;
+        mount_overlay(overlay, trees, base, disks.own(), order.shift)?;
     }
     let root = sys::open_path(libc::AT_FDCWD, c"root", libc::O_PATH | libc::O_DIRECTORY, "mount")?;
     for (bind, source) in order.binds.iter().zip(sources) {
@@ -26,10 +27,10 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
             None => disks.directory(&bind.source)?,
         };
         match bind.source {
-            Source::Host { uid, gid, .. } => {
+            Source::Host { uid, gid, .. } if order.shift => {
                 mounts::restrict(&tree, bind.read_only, Some(&namespaces::translation(uid, gid, base)?))?;
             }
-            _ => mounts::restrict(&tree, bind.read_only, bind.idmap.then_some(user_ns))?,
+            _ => mounts::restrict(&tree, bind.read_only, if bind.idmap { shifted } else { None })?,
         }
         let target = mountpoint(root.as_raw_fd(), &bind.target, base, is_directory(&tree)?)?;
         mounts::attach(&tree, target.as_raw_fd())?;
@@ -77,24 +78,26 @@ fn stage(path: &str) -> Result<()> {
     sys::mkdir(libc::AT_FDCWD, c"root", 0o755, "mount").map(|_| ())
 }
 
-fn lower_trees(overlay: &Overlay, user_ns: &OwnedFd) -> Result<Vec<OwnedFd>> {
+fn lower_trees(overlay: &Overlay, user_ns: Option<&OwnedFd>) -> Result<Vec<OwnedFd>> {
     let one = |path: &String| {
         let tree = mounts::clone_tree(libc::AT_FDCWD, &sys::c(path)?)?;
-        mounts::restrict(&tree, true, Some(user_ns))?;
+        mounts::restrict(&tree, true, user_ns)?;
         Ok(tree)
     };
     overlay.lowers.iter().map(one).collect()
 }
 
 /// What can be cloned only before we leave the host's mount namespace.
-fn given_source(bind: &Bind, fds: &[OwnedFd]) -> Result<Option<OwnedFd>> {
+fn given_source(bind: &Bind, fds: &[OwnedFd], shift: bool) -> Result<Option<OwnedFd>> {
     match &bind.source {
         Source::Fd(index) => {
             let fd = fds.get(*index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
             mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
         }
         Source::Host { path, uid, gid } => {
-            let fd = sys::as_user(*uid, *gid, || mounts::open_plain(libc::AT_FDCWD, &sys::c(path)?, "bind"))?;
+            let open = || mounts::open_plain(libc::AT_FDCWD, &sys::c(path)?, "bind");
+            // Without shifting there is one user only, and that is us.
+            let fd = if shift { sys::as_user(*uid, *gid, open)? } else { open()? };
             let mode = sys::mode(&fd)? & libc::S_IFMT;
             if mode != libc::S_IFDIR && mode != libc::S_IFREG {
                 return Err(Failure::new("bind", format!("{path} is neither a directory nor a regular file")));
@@ -117,7 +120,8 @@ impl Disks {
         match disk {
             Disk::Image(image) => mount_image(image, "disk")?,
             Disk::Tmpfs(size) => {
-                let options = sys::c(&format!("mode=0700,size={size}"))?;
+                // Files without bytes take memory too: as many as an ext4 of that size would have.
+                let options = sys::c(&format!("mode=0700,size={size},nr_inodes={}", (size / 16384).max(1024)))?;
                 mounts::mount(c"atoll", c"disk", c"tmpfs", 0, &options)?;
             }
         }
@@ -169,7 +173,7 @@ fn plain_name(name: &str) -> Result<std::ffi::CString> {
     sys::c(name)
 }
 
-fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd) -> Result<()> {
+fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd, privileged: bool) -> Result<()> {
     plain_name(&overlay.name)?;
     let (upper, work) = (format!("upper-{}", overlay.name), format!("work-{}", overlay.name));
     for (name, owner) in [(&upper, base), (&work, 0)] {
@@ -187,7 +191,10 @@ fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd) -
         mounts::attach(tree, on.as_raw_fd())?;
         stack.push(place);
     }
-    let options = format!("lowerdir={},upperdir=disk/{upper},workdir=disk/{work},{OVERLAY_OPTIONS}", stack.join(":"));
+    // Only real root may write trusted attributes; others keep overlay's notes in attributes of a user.
+    let attributes = if privileged { "" } else { ",userxattr" };
+    let stack = stack.join(":");
+    let options = format!("lowerdir={stack},upperdir=disk/{upper},workdir=disk/{work},{OVERLAY_OPTIONS}{attributes}");
     let target = if overlay.target.is_empty() {
         sys::c("root")?
     } else {

@@ -15,12 +15,32 @@ pub struct Spaces {
 
 /// The sandbox's two namespaces, `count` ids from `base` on mapped to 0 and up.
 pub fn make(base: u32, count: u32) -> Result<Spaces> {
-    let line = format!("0 {base} {count}\n");
-    let mut made = held(move || unshare_as(base), &line, &line, &["user", "net"])?.into_iter();
+    let (uids, gids) = (map("uid_map", base, count)?, map("gid_map", base, count)?);
+    let mut made = held(move || unshare_as(base), &uids, &gids, &["user", "net"])?.into_iter();
     match (made.next(), made.next()) {
         (Some(user), Some(net)) => Ok(Spaces { user, net }),
         _ => Err(Failure::new("namespaces", "not both were made".into())),
     }
+}
+
+/// The lines of an id map. Each has to lie within one line of our own, of which an ordinary user's daemon has several.
+fn map(kind: &str, base: u32, count: u32) -> Result<String> {
+    let bad = |why: String| Failure::new("namespaces", format!("{kind}: {why}"));
+    let ours = std::fs::read_to_string(format!("/proc/self/{kind}")).map_err(|e| bad(e.to_string()))?;
+    let (first, end) = (u64::from(base), u64::from(base) + u64::from(count));
+    let mut lines = String::new();
+    for line in ours.lines() {
+        let fields: Vec<u64> = line.split_whitespace().filter_map(|f| f.parse().ok()).collect();
+        let [inside, _, size] = fields[..] else { return Err(bad(format!("cannot read {line:?}"))) };
+        let (from, to) = (first.max(inside), end.min(inside + size));
+        if from < to {
+            lines += &format!("{} {from} {}\n", from - first, to - from);
+        }
+    }
+    if lines.is_empty() {
+        return Err(bad(format!("none of {base}..{end} are ours")));
+    }
+    Ok(lines)
 }
 
 /// A user namespace that only says how ids translate: the host's `uid` and `gid` become the sandbox's root.
@@ -41,7 +61,7 @@ pub fn enter(spaces: &Spaces) -> Result<()> {
         for (space, kind) in [(&spaces.net, libc::CLONE_NEWNET), (&spaces.user, libc::CLONE_NEWUSER)] {
             sys::check(libc::setns(space.as_raw_fd(), kind).into(), step, "setns")?;
         }
-        sys::check(libc::setgroups(0, std::ptr::null()).into(), step, "setgroups")?;
+        drop_groups()?;
         sys::check(libc::setresgid(0, 0, 0).into(), step, "setresgid")?;
         sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid")?;
         sys::check(libc::unshare(libc::CLONE_NEWCGROUP).into(), step, "unshare(cgroup)").map(|_| ())
@@ -80,7 +100,7 @@ fn pin(holder: i32, uids: &str, gids: &str, wanted: &[&str], told: &mut std::fs:
     }
     for (kind, map) in [("uid_map", uids), ("gid_map", gids)] {
         let path = format!("/proc/{holder}/{kind}");
-        std::fs::write(&path, map).map_err(|e| Failure::new("idmap", format!("{path}: {e}")))?;
+        std::fs::write(&path, map).map_err(|e| Failure::new("namespaces", format!("{path}: {e}")))?;
     }
     let open = |name: &&str| {
         let path = sys::c(&format!("/proc/{holder}/ns/{name}"))?;
@@ -115,7 +135,7 @@ fn unshare_as(base: u32) -> Result<()> {
     unsafe {
         if libc::geteuid() == 0 {
             // Some hosts let only CAP_SYS_ADMIN make user namespaces: keep that one capability across the change of id.
-            sys::check(libc::setgroups(0, std::ptr::null()).into(), step, "setgroups")?;
+            drop_groups()?;
             sys::check(libc::setresgid(base, base, base).into(), step, "setresgid")?;
             sys::check(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0).into(), step, "PR_SET_KEEPCAPS")?;
             sys::check(libc::setresuid(base, base, base).into(), step, "setresuid")?;
@@ -124,6 +144,20 @@ fn unshare_as(base: u32) -> Result<()> {
         sys::check(libc::unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNET).into(), step, "unshare(user, net)")?;
     }
     loopback_up()
+}
+
+/// Where a user namespace with a single id forbids it there is nothing to drop that its owner did not have anyway.
+fn drop_groups() -> Result<()> {
+    // SAFETY: an empty list.
+    if unsafe { libc::setgroups(0, std::ptr::null()) } == 0 {
+        return Ok(());
+    }
+    let failure = Failure::last("namespaces", "setgroups");
+    let forbidden = std::fs::read_to_string("/proc/self/setgroups").is_ok_and(|said| said.trim() == "deny");
+    if forbidden {
+        return Ok(());
+    }
+    Err(failure)
 }
 
 fn keep_only_sys_admin() -> Result<()> {

@@ -7,6 +7,8 @@ pub struct Start {
     /// An existing directory every ancestor of which anybody may traverse; covered by a tmpfs in our own mount namespace only.
     pub stage: String,
     pub disk: Disk,
+    /// Whether ids are shifted into the sandbox's range by the mounts. Not where the range begins at our own id: rootless.
+    pub shift: bool,
     /// The first has an empty target and is the root; the others lie on top of it.
     pub overlays: Vec<Overlay>,
     pub binds: Vec<Bind>,
@@ -60,6 +62,7 @@ pub fn parse(message: &[u8]) -> Result<Start> {
     let start = Start {
         stage: order.text("stage")?,
         disk: disk(order.take("disk")?)?,
+        shift: order.flag("shift")?,
         overlays: order.list("overlays", overlay)?,
         binds: order.list("binds", bind)?,
         mountpoints: order.list("mountpoints", text)?,
@@ -184,7 +187,7 @@ impl Fields {
 mod tests {
     use super::*;
 
-    const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
+    const GOOD: &str = r#"{"stage":"/mnt","disk":{"tmpfs":1},"shift":true,"overlays":[{"target":"","lowers":["/a"],"name":"root"}],
         "binds":[{"source":{"disk":"w"},"target":"w","read_only":false,"idmap":true}],"mountpoints":["proc"],
         "read_only_root":false,"groups":[],"inside":null,"argv":["/bin/true"],"env":[]}"#;
 

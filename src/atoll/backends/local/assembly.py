@@ -19,7 +19,7 @@ from atoll.backends.local.door import SOCKET, Door
 from atoll.backends.local.engines import HANDED_FD, Engine
 from atoll.backends.local.gvisor import DIAL_DIRECTORY, DIAL_TARGET, GvisorBox, find_gofer, host_tasks
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
-from atoll.errors import AtollError, Conflict, Internal, InvalidArgument, Unsupported
+from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     from atoll.backends.local.backend import LocalBackend
@@ -89,7 +89,7 @@ class Assembly:
 
     async def _prepare(self, base: int) -> Launcher:
         """Namespaces and disk, side by side."""
-        launching = asyncio.create_task(Launcher.prepare(base))
+        launching = asyncio.create_task(Launcher.prepare(base, self._backend.id_count))
         try:
             await self._make_disk()
             return await asyncio.shield(launching)
@@ -114,6 +114,11 @@ class Assembly:
 
     async def _make_disk(self) -> None:
         path = self._paths.disk(self._spec.id)
+        if self._backend.standing.rootless:
+            if self._spec.disk is not None:
+                raise FailedPrecondition("a stopped sandbox of an ordinary user has no files left: they were in memory")
+            path.parent.mkdir(mode=0o700)
+            return
         if self._spec.disk is not None:
             if not path.exists():
                 raise Internal("the disk of this sandbox is gone")
@@ -122,7 +127,7 @@ class Assembly:
         await self._backend.disks.create(path, self._spec.limits.disk_mb)
 
     async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
-        spec = self._spec
+        spec, rootless = self._spec, self._backend.standing.rootless
         stage = self._paths.stage()
         binds = [*self._own_binds(), *binds]
         inside = self._inside_config(stage, binds) if self._engine.inside else None
@@ -136,13 +141,14 @@ class Assembly:
             fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, handed, *sources)]
             order = {
                 "stage": stage,
-                "disk": {"image": str(self._paths.disk(spec.id))},
+                "disk": {"tmpfs": spec.limits.disk_mb << 20} if rootless else {"image": str(self._paths.disk(spec.id))},
+                "shift": not rootless,
                 "overlays": self._overlays(),
                 "binds": binds,
                 "mountpoints": list(bundle.MOUNTPOINTS)
                 + (["tmp"] if spec.read_only_root or self._engine.inside else []),
                 "read_only_root": spec.read_only_root,
-                "groups": [] if inside is None else group.doors(),
+                "groups": [] if inside is None and not rootless else group.doors(),
                 "inside": inside,
                 "argv": self._engine.run(self._paths, spec.id, stage),
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
@@ -158,9 +164,10 @@ class Assembly:
             root=f"{stage}/root",
             hostname=spec.hostname,
             base=base,
+            count=self._backend.id_count,
             user_ns=f"/proc/{launcher.pid}/fd/{USER_NS_FD}",
             net_ns=f"/proc/{launcher.pid}/fd/{NET_NS_FD}",
-            cgroup=self._backend.groups.path(spec.id),
+            cgroup=None if self._backend.standing.rootless else self._backend.groups.path(spec.id),
             filter=spec.seccomp,
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,

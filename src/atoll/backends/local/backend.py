@@ -6,6 +6,7 @@ and the disk, looks again, and may be repeated at any time.
 """
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -23,9 +24,10 @@ from atoll.backends.local.disks import Disks
 from atoll.backends.local.door import Door
 from atoll.backends.local.engines import ENGINES, RUNTIMES, Engine
 from atoll.backends.local.gvisor import DIAL_DIRECTORY, GvisorBox
-from atoll.backends.local.ids import IdRanges
+from atoll.backends.local.ids import COUNT, IdRanges, OwnIds
 from atoll.backends.local.paths import ID, Paths, check_id
 from atoll.backends.local.probe import Probes
+from atoll.backends.local.rootless import standing
 from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
 
 log = logging.getLogger("atoll.backend")
@@ -44,9 +46,10 @@ class LocalBackend:
 
     def __init__(self, home: Path | str, *, on_step: Callable[[str, str], None] | None = None) -> None:
         self.paths = Paths(Path(home))
-        self.groups = Groups(self.paths.mark)
+        self.standing = standing()
+        self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
         self.disks = Disks(self.paths.disks)
-        self.ids = IdRanges(ID_LOCKS, self.paths.mark)
+        self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
         self.probes = Probes(self.paths, self._create, self.destroy)
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
         self._boxes: dict[str, ContainerBox] = {}
@@ -55,10 +58,15 @@ class LocalBackend:
 
     async def start(self) -> None:
         if os.geteuid() != 0:
-            raise Unsupported("only root can make sandboxes in this version", hint="run the daemon as root")
+            raise Unsupported("not root here", hint="an ordinary user's daemon enters a user namespace first")
         children.become_subreaper()
         self.paths.make()
         self.groups.prepare()
+
+    @property
+    def id_count(self) -> int:
+        """How many ids a sandbox has."""
+        return self.standing.ids if self.standing.rootless else COUNT
 
     async def close(self) -> None:
         """Let go of everything; the sandboxes live on for the next daemon."""
@@ -106,6 +114,8 @@ class LocalBackend:
         """The disk of the sandbox whose workspace is shared."""
         if spec.workspace is None or spec.workspace == spec.id:
             return None
+        if self.standing.rootless:
+            raise Unsupported("sandboxes of an ordinary user cannot share a workspace", hint="run the daemon as root")
         image = self.paths.disk(spec.workspace)
         if not image.exists():
             raise NotFound(f"sandbox {spec.workspace} has no workspace to share")
@@ -151,7 +161,9 @@ class LocalBackend:
             await living.kill()
             living.release()
         await group.kill()
-        base = record.get("base") if isinstance(record.get("base"), int) else None
+        for pid, started in self._recorded(record):
+            await children.kill_recorded(pid, started)
+        base = record.get("base") if isinstance(record.get("base"), int) and not self.standing.rootless else None
         await children.reap_orphans(children.in_group(self.groups.path(box), base))
         for engine in ENGINES:
             _remove(self.paths.state(engine, box))
@@ -162,6 +174,20 @@ class LocalBackend:
             await asyncio.to_thread(_remove, self.paths.box(box))
             self.ids.release(box, base)
         self._verify(box, keep_disk)
+
+    def _recorded(self, record: dict[str, Any]) -> list[tuple[int, str | None]]:
+        """The sandbox's first process, from our record or the engine's. Where there are control groups nothing is left of it."""
+        found: list[tuple[int, str | None]] = (
+            [(int(record["pid"]), str(record.get("started")))] if "pid" in record else []
+        )
+        for engine in ENGINES:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                state = json.loads((self.paths.state(engine, str(record["id"])) / "state.json").read_bytes())
+                pid = int(state["init_process_pid"])
+                started = children.start_time(pid)
+                if started and started.endswith(f"/{int(state['init_process_start'])}"):
+                    found.append((pid, started))
+        return found
 
     async def _detached(self, box: str) -> None:
         """The loop device clears itself with the last mount. Only a sandbox that shares the workspace may hold it longer."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from atoll.backends.local import seccomp
-from atoll.backends.local.ids import COUNT
 
 AGENT = "/.atoll/guest"
 # Places the engine mounts on; they must be there and must not be links (CVE-2026-41579 and its kin).
@@ -87,11 +86,11 @@ _TMP: dict[str, Any] = {
 
 
 def configuration(
-    *, root: str, hostname: str, base: int, user_ns: str, net_ns: str, cgroup: str, filter: str = "default",
+    *, root: str, hostname: str, base: int, count: int, user_ns: str, net_ns: str, cgroup: str | None, filter: str = "default",
     no_capabilities: bool = False, read_only_root: bool = False,
 ) -> bytes:  # fmt: skip
     """config.json of an engine outside: the two namespaces made ahead by path, the others new."""
-    mapping = [{"containerID": 0, "hostID": base, "size": COUNT}]
+    mapping = [{"containerID": 0, "hostID": base, "size": count}]
     linux = {
         "uidMappings": mapping,
         "gidMappings": mapping,
@@ -100,7 +99,7 @@ def configuration(
             {"type": "network", "path": net_ns},
             *({"type": kind} for kind in ("pid", "mount", "ipc", "uts", "cgroup")),
         ],
-        "cgroupsPath": cgroup,
+        **({} if cgroup is None else {"cgroupsPath": cgroup}),
         "resources": {"devices": [{"allow": False, "access": "rwm"}]},
         "maskedPaths": list(MASKED),
         "readonlyPaths": list(READ_ONLY),

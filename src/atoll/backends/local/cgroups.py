@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.backends.contract import Limits
@@ -30,6 +30,26 @@ class Hierarchies:
 
     unified: Path | None
     v1: Mapping[str, Path]  # by controller; named hierarchies as "name=..."
+    tops: Mapping[Path, Path] = field(
+        default_factory=dict
+    )  # below which directory of a mount ours are, if not its root
+
+    def top(self, mount: Path) -> Path:
+        return self.tops.get(mount, mount)
+
+    def delegated(self) -> "Hierarchies":
+        """Only those in which the group we are in was given to us, and below that."""
+        own = {}
+        for line in _read(Path("/proc/self/cgroup")).splitlines():
+            _, controllers, path = line.split(":", 2)
+            for name in controllers.split(",") if controllers else [""]:
+                own[name.removeprefix("name=") if name.startswith("name=") else name] = path.lstrip("/")
+        tops = {mount: mount / own[name] for name, mount in self.v1.items() if name in own}
+        if self.unified and "" in own:
+            tops[self.unified] = self.unified / own[""]
+        tops = {mount: top for mount, top in tops.items() if top != mount and _is_ours(top)}
+        unified = self.unified if self.unified in tops else None
+        return Hierarchies(unified, {name: mount for name, mount in self.v1.items() if mount in tops}, tops)
 
     @staticmethod
     def detect(mountinfo: str = "/proc/self/mountinfo") -> "Hierarchies":
@@ -71,9 +91,11 @@ class Hierarchies:
 class Groups:
     """The groups of one home: /atoll/<mark>/<id> in every hierarchy."""
 
-    def __init__(self, mark: str, hierarchies: Hierarchies | None = None) -> None:
+    def __init__(self, mark: str, hierarchies: Hierarchies | None = None, *, rootless: bool = False) -> None:
         self.mark = mark
-        self.hierarchies = hierarchies or Hierarchies.detect()
+        self.rootless = rootless
+        found = hierarchies or Hierarchies.detect()
+        self.hierarchies = found.delegated() if rootless else found
 
     def path(self, box: str) -> str:
         """As the engine wants it: absolute, the same in all hierarchies."""
@@ -82,19 +104,22 @@ class Groups:
     def prepare(self) -> None:
         """Make the parents and bound what all sandboxes together can fork."""
         for mount in self._used():
-            parent = mount / TOP / self.mark
+            top = self.hierarchies.top(mount)
+            parent = top / TOP / self.mark
             parent.mkdir(parents=True, exist_ok=True)
             if mount == self.hierarchies.unified:
-                for level in (mount, mount / TOP, parent):
+                if self.rootless:
+                    _step_aside(top)
+                for level in (top, top / TOP, parent):
                     self._delegate(level)
         holder = self.hierarchies.holder("pids")
         if holder:
-            _write(holder / TOP / "pids.max", str(_all_pids()))
+            _write(self.hierarchies.top(holder) / TOP / "pids.max", str(_all_pids()))
 
     def create(self, box: str) -> "Group":
         group = self.open(box)
         for mount in self._used():
-            (mount / TOP / self.mark / box).mkdir(exist_ok=True)
+            (self.hierarchies.top(mount) / TOP / self.mark / box).mkdir(exist_ok=True)
         return group
 
     def open(self, box: str) -> "Group":
@@ -105,19 +130,19 @@ class Groups:
         another daemon may be about to make its own below it."""
         for mount in self.hierarchies.mounts():
             with suppress(OSError):
-                (mount / TOP / self.mark).rmdir()
+                (self.hierarchies.top(mount) / TOP / self.mark).rmdir()
 
     def names(self) -> set[str]:
         found: set[str] = set()
         for mount in self.hierarchies.mounts():
-            with suppress(FileNotFoundError), os.scandir(mount / TOP / self.mark) as entries:
+            with suppress(FileNotFoundError), os.scandir(self.hierarchies.top(mount) / TOP / self.mark) as entries:
                 found.update(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         return found
 
     def _used(self) -> list[Path]:
         wanted = [self.hierarchies.holder(name) for name in (*_CONTROLLERS, "cpuacct")]
         mounts = [mount for mount in [self.hierarchies.unified, *wanted] if mount]
-        if not mounts:
+        if not mounts and not self.rootless:
             raise Unsupported("no control groups are mounted", hint="mount cgroup2 on /sys/fs/cgroup")
         return list(dict.fromkeys(mounts))
 
@@ -277,16 +302,29 @@ class Group:
 
     def _of(self, controller: str) -> Path | None:
         mount = self._hierarchies.v1.get(controller) or self._hierarchies.unified
-        return mount / self._path if mount else None
+        return self._hierarchies.top(mount) / self._path if mount else None
 
     def _unified(self) -> Path | None:
-        return self._hierarchies.unified / self._path if self._hierarchies.unified else None
+        mount = self._hierarchies.unified
+        return self._hierarchies.top(mount) / self._path if mount else None
 
     def _directories(self) -> Iterator[Path]:
         for mount in self._hierarchies.mounts():
-            directory = mount / self._path
+            directory = self._hierarchies.top(mount) / self._path
             if directory.is_dir():
                 yield directory
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether groups can be made there and processes moved into it."""
+    return os.access(directory, os.W_OK) and os.access(directory / "cgroup.procs", os.W_OK)
+
+
+def _step_aside(top: Path) -> None:
+    """In v2 a group that gives controllers on may have no process itself: the daemon moves into one of its own."""
+    with suppress(OSError):
+        (top / "atoll-daemon").mkdir(exist_ok=True)
+        _write(top / "atoll-daemon" / "cgroup.procs", "0")
 
 
 def _remove_tree(directory: Path) -> bool:

@@ -93,6 +93,25 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
 
 
+async def kill_recorded(pid: int, started: str | None, timeout: float = 30.0) -> None:
+    """End a process that a record names, if it still is that process, and wait until it is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except (ProcessLookupError, ValueError):
+        return
+    try:
+        if started is None or start_time(pid) != started:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        deadline = time.monotonic() + timeout
+        while start_time(pid) == started and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        reap(fd)
+    finally:
+        os.close(fd)
+
+
 async def reap_orphans(belongs: Callable[[int], bool], timeout: float = 10.0) -> None:
     """Collect what fell to us from a launcher or an engine that was cut short. Those are dying or dead when this is called,
     and nobody else here waits for them."""

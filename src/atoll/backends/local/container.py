@@ -45,6 +45,7 @@ class ContainerBox:
 
     async def kill(self) -> None:
         self._killed = self._killed or "killed by the daemon"
+        self._init.signal(signal.SIGKILL)  # its namespace dies with it, also where there is no control group
         await self._group.kill()
         await self.wait()
 

@@ -44,12 +44,12 @@ class Launcher:
         self.net = net  # the sandbox's network namespace
 
     @staticmethod
-    async def prepare(base: int) -> "Launcher":
+    async def prepare(base: int, count: int = COUNT) -> "Launcher":
         """Spawn one and wait until its namespaces are made."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         ours.setblocking(False)
         try:
-            launcher = Launcher(Watched(_spawn(base, theirs.fileno())), ours, -1)
+            launcher = Launcher(Watched(_spawn(base, count, theirs.fileno())), ours, -1)
         except BaseException:
             ours.close()
             raise
@@ -114,14 +114,14 @@ class Launcher:
             raise _failure(answer.get("error", {}))
 
 
-def _spawn(base: int, channel: int) -> int:
+def _spawn(base: int, count: int, channel: int) -> int:
     program = str(binaries.launcher())
     actions = [
         (os.POSIX_SPAWN_DUP2, channel, 0),
         (os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0),
         (os.POSIX_SPAWN_OPEN, 2, "/dev/null", os.O_WRONLY, 0),
     ]
-    return os.posix_spawn(program, [program, str(base), str(COUNT)], {}, file_actions=actions)
+    return os.posix_spawn(program, [program, str(base), str(count)], {}, file_actions=actions)
 
 
 def _failure(error: dict[str, Any]) -> AtollError:
