@@ -25,7 +25,8 @@ from atoll.model import SandboxInfo
 
 log = logging.getLogger("atoll.functions")
 
-LABEL, IMAGE, TITLE = "iii", "iii-image", "iii-name"
+LABEL, ID, IMAGE, TITLE, INSTANCE = "iii", "iii-id", "iii-image", "iii-name", "iii-instance"
+REMEMBERED = 1024
 LOCAL = "local"
 SCAN = 10.0
 
@@ -44,6 +45,8 @@ class Door:
         self.booting = 0
         self.stopping: set[str] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
+        self._past: dict[str, None] = {}
+        self._past_read = False
         self._traffic: dict[str, int] = {}
         self._watcher: asyncio.Task[None] | None = None
 
@@ -54,17 +57,37 @@ class Door:
         try:
             row = self.core.sandboxes.known(self.who, sandbox)
         except errors.NotFound:
-            raise Failure("S002", f"no sandbox {sandbox}") from None
+            code, told = ("S004", "has ended") if self._was_ours(sandbox) else ("S002", "is not known")
+            raise Failure(code, f"sandbox {sandbox} {told}") from None
         if row["spec"].get("labels", {}).get(LABEL) != self.name:
-            raise Failure("S002", f"no sandbox {sandbox}")
+            raise Failure("S002", f"sandbox {sandbox} is not known")
         if sandbox in self.stopping or row["state"] in ("ended", "ending", "stopping", "stopped"):
             raise Failure("S004", f"sandbox {sandbox} has ended" + (f" ({row['end_kind']})" if row["end_kind"] else ""))
         return str(row["id"])
 
+    def remember(self, sandbox: str) -> None:
+        """The newest ids stay known after their sandboxes have ended."""
+        self._past[sandbox] = None
+        while len(self._past) > REMEMBERED:
+            del self._past[next(iter(self._past))]
+
+    def _was_ours(self, sandbox: str) -> bool:
+        if not self._past_read:  # by a daemon before this one
+            self._past_read = True
+            newer = list(self._past)
+            for row in self.core.store.list_sandboxes(self.who.owner, ("ended",), None)[-10 * REMEMBERED :]:
+                labels = row["spec"].get("labels", {})
+                if labels.get(LABEL) == self.name:
+                    self.remember(labels.get(ID, ""))
+            for one in newer:
+                self._past.pop(one, None)
+                self.remember(one)
+        return sandbox in self._past
+
     async def alive(self) -> list[tuple[str, SandboxInfo]]:
         """Those of this door that live, by creation, each with its UUID."""
         found = await self.core.sandboxes.list(self.who, state="active")
-        ours = [(info.labels.get("iii-id", ""), info) for info in found if info.labels.get(LABEL) == self.name]
+        ours = [(info.labels.get(ID, ""), info) for info in found if info.labels.get(LABEL) == self.name]
         return [
             (uuid, info) for uuid, info in ours if uuid not in self.stopping and info.state in ("running", "paused")
         ]
@@ -187,7 +210,7 @@ class Functions:
             raise errors.AlreadyExists(f"there is a worker {name!r:.80} already")
         door = self._doors[who.owner, name] = Door(core, who, name, settings, instance)
         for uuid, info in await door.alive():
-            if info.labels.get("iii-instance") != instance:
+            if info.labels.get(INSTANCE) != instance:
                 await door.end(uuid)
         return door
 

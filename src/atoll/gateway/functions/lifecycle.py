@@ -10,7 +10,7 @@ from typing import Any
 from atoll import errors, model
 from atoll.core.images import AUTO, StoredImages
 from atoll.gateway.functions import requests as r
-from atoll.gateway.functions.door import IMAGE, LABEL, TITLE, Door
+from atoll.gateway.functions.door import ID, IMAGE, INSTANCE, LABEL, TITLE, Door
 from atoll.gateway.functions.failure import Failure, of_boot, of_exec, of_file, of_image
 from atoll.gateway.functions.settings import PRESETS
 from atoll.gateway.functions.words import command, point_at_gateway
@@ -43,7 +43,7 @@ async def create(door: Door, request: r.Create) -> r.Created:
         await _have_image(door, image, program)
         made = str(uuid.uuid4())
         idle = settings.default_idle_timeout_secs if request.idle_timeout_secs is None else request.idle_timeout_secs
-        labels = {LABEL: door.name, "iii-id": made, IMAGE: request.image, "iii-instance": door.instance}
+        labels = {LABEL: door.name, ID: made, IMAGE: request.image, INSTANCE: door.instance}
         if request.name is not None:
             labels[TITLE] = request.name
         try:
@@ -68,6 +68,7 @@ async def create(door: Door, request: r.Create) -> r.Created:
             info = await door.core.sandboxes.create(door.who, spec)
         except errors.AtollError as error:
             raise of_boot(error) from None
+    door.remember(made)
     if request.network:
         door.watch()
     return r.Created(
