@@ -17,12 +17,13 @@ from . import calls
 from .aio import AsyncExchange, AsyncLink
 from .async_files import AsyncFiles
 from .async_tunnel import AsyncTunnel, open_tunnel
+from .async_workspaces import AsyncWorkspaces
 from .links import open_async_link
 from .options import CreateOptions, StartOptions, check_create
 from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 
 
-class AsyncSandbox:
+class AsyncSandbox(AsyncWorkspaces):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(
@@ -36,6 +37,7 @@ class AsyncSandbox:
         check_create(options)
         self._options: CreateOptions = options
         self._link = open_async_link(home, endpoint, api_key)
+        self._where = (home, endpoint, api_key)
         self._ref: str | None = None
         self._owned = True
         self._creating = asyncio.Lock()

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 DEFAULT_TIMEOUT = 30.0
 ANSWER_TIMEOUT = 300.0  # for calls that carry no time limit of their own
 GRACE = 15.0  # beyond a command's own timeout, before the answer counts as lost
-APPROVAL = 300.0  # a command may wait so long for a person before it starts; a daemon that is gone is noticed at once anyway
+APPROVAL = (
+    300.0  # a command may wait so long for a person before it starts; a daemon that is gone is noticed at once anyway
+)
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz234567"
 
@@ -218,6 +220,55 @@ def kill(ref: str, command_id: str) -> Call:
 
 def resize(ref: str, command_id: str, rows: int, cols: int) -> Call:
     return post(command_path(ref, command_id, "resize"), {"rows": rows, "cols": cols}, repeatable=True)
+
+
+# Snapshots, sub-agents, approvals
+
+
+def snapshot_path(name: str, *rest: str) -> str:
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise InvalidArgument(f"{name!r:.80} is not a snapshot's name")
+    return "/v1/snapshots/" + quote(name) + "".join(f"/{part}" for part in rest)
+
+
+def save_snapshot(ref: str, name: str, *, full: bool = False, force: bool = False) -> Call:
+    call = post(sandbox_path(ref, "snapshots"), {"name": name, "full": full or None, "force": force or None})
+    call.timeout = None
+    return call
+
+
+def restore_snapshot(name: str, options: Mapping[str, Any]) -> Call:
+    call = post(snapshot_path(name, "restore"), {"sandbox": create_fields(options)})
+    call.timeout = None
+    return call
+
+
+def delete_snapshot(name: str) -> Call:
+    return Call("DELETE", snapshot_path(name))
+
+
+def subagent(
+    ref: str,
+    *,
+    name: str | None,
+    env: Mapping[str, str] | None,
+    hosts: Sequence[str] | None,
+    limits: Mapping[str, Any],
+) -> Call:
+    fields: dict[str, Any] = {"name": name, "env": dict(env) if env else None}
+    fields["hosts"] = None if hosts is None else list(hosts)
+    fields["limits"] = {key: value for key, value in limits.items() if value is not None} or None
+    return post(sandbox_path(ref, "subagents"), fields)
+
+
+def ask_approval(ref: str, action: str) -> Call:
+    return post(sandbox_path(ref, "approvals"), {"action": action})
+
+
+def wait_approval(approval: str, timeout: float) -> Call:
+    call = post(f"/v1/approvals/{quote(approval)}/wait", {"timeout_s": timeout})
+    call.timeout = timeout + GRACE
+    return call
 
 
 # Files

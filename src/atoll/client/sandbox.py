@@ -20,9 +20,10 @@ from .links import open_link
 from .options import CreateOptions, StartOptions, check_create
 from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .tunnel import Tunnel, open_tunnel
+from .workspaces import Workspaces
 
 
-class Sandbox:
+class Sandbox(Workspaces):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(
@@ -36,6 +37,7 @@ class Sandbox:
         check_create(options)
         self._options: CreateOptions = options
         self._link = open_link(home, endpoint, api_key)
+        self._where = (home, endpoint, api_key)
         self._ref: str | None = None
         self._owned = True
         self._creating = threading.Lock()

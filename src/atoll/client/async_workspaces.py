@@ -1,0 +1,105 @@
+"""Snapshots, sub-agents and approvals of an `AsyncSandbox`.
+
+`workspaces.py` is the same face for blocking callers; a test holds the two together.
+"""
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, Unpack
+
+from . import calls
+from .aio import AsyncLink
+from .options import CreateOptions, check_create
+
+Where = tuple[str | None, str | None, str | None]
+
+
+class AsyncWorkspaces:
+    """Mixed into `AsyncSandbox`, which has a target and knows where its daemon is."""
+
+    _where: Where
+    _link: AsyncLink
+
+    def __init__(self, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None) -> None: ...
+
+    async def _target(self) -> tuple[str, AsyncLink]:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def _other(self, ref: str) -> Self:
+        """Another sandbox at the same daemon, ours to destroy."""
+        home, endpoint, api_key = self._where
+        other = type(self)(home=home, endpoint=endpoint, api_key=api_key)
+        other._ref = ref  # type: ignore[attr-defined]
+        return other
+
+    async def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> dict[str, Any]:
+        """Keep its files under a name; `full` also what was changed outside /workspace, `force` replaces."""
+        ref, link = await self._target()
+        found: dict[str, Any] = await link.call(calls.save_snapshot(ref, name, full=full, force=force))
+        return found
+
+    @classmethod
+    async def restore(
+        cls,
+        snapshot: str,
+        *,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+        **options: Unpack[CreateOptions],
+    ) -> Self:
+        """A new sandbox with a snapshot's files."""
+        check_create(options)
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        made = await sandbox._link.call(calls.restore_snapshot(snapshot, options))
+        sandbox._ref = str(made["id"])  # type: ignore[attr-defined]
+        return sandbox
+
+    @classmethod
+    async def snapshots(
+        cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> builtins.list[dict[str, Any]]:
+        """The caller's snapshots, oldest first."""
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        try:
+            found: builtins.list[dict[str, Any]] = (await sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
+            return found
+        finally:
+            await sandbox.close()
+
+    @classmethod
+    async def delete_snapshot(
+        cls, name: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> None:
+        """Delete a snapshot and the content only it has."""
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        try:
+            await sandbox._link.call(calls.delete_snapshot(name))
+        finally:
+            await sandbox.close()
+
+    async def subagent(
+        self,
+        *,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        hosts: Sequence[str] | None = None,
+        cpus: float | None = None,
+        memory_mb: int | None = None,
+        pids: int | None = None,
+    ) -> Self:
+        """A sandbox beside this one on the same /workspace: never wider, and gone with it."""
+        ref, link = await self._target()
+        limits = {"cpus": cpus, "memory_mb": memory_mb, "pids": pids}
+        made = await link.call(calls.subagent(ref, name=name, env=env, hosts=hosts, limits=limits))
+        return self._other(str(made["id"]))
+
+    async def confirm(self, action: str, *, timeout: float = 30.0) -> bool:
+        """Ask a person to approve an action and wait; whether it was approved within that time."""
+        ref, link = await self._target()
+        asked = await link.call(calls.ask_approval(ref, action))
+        found = await link.call(calls.wait_approval(asked["id"], timeout))
+        return bool(found["status"] == "approved")
