@@ -9,7 +9,7 @@ from pathlib import Path
 from sandbox_lab import LONG, Lab, until
 
 PROBE = """
-import socket, sys, time
+import os, socket, sys
 tried = won = 0
 while True:
     for host, port in ((sys.argv[1], int(sys.argv[2])), ('198.51.100.7', 443), ('169.254.169.254', 80)):
@@ -18,7 +18,9 @@ while True:
         except OSError: pass
         finally: sock.close()
         tried += 1
-    if tried % 30 == 0: open('/workspace/tried', 'w').write(f'{tried} {won}')
+    if tried % 30 == 0:
+        with open('/workspace/half', 'w') as file: file.write(f'{tried} {won}')
+        os.rename('/workspace/half', '/workspace/tried')
 """
 
 
