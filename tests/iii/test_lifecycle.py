@@ -64,7 +64,7 @@ def test_iii_run_errors_name_the_step(fn: FunctionLab) -> None:
         "sandbox::run", image="python", lang="python", code="1", files=[{"path": "/etc/passwd/x", "content": ""}]
     )
     assert refused.fix["context"] == "fs::write (sibling file)" and refused.fix["inner_code"] == refused.code
-    refused = fn.refused("sandbox::run", image="python", lang="shell", code="echo so far; sleep 600", timeout_ms=2000)
+    refused = fn.refused("sandbox::run", image="python", lang="shell", code="echo so far; sleep 600", timeout_ms=6000)
     assert refused.code == "S200" and refused.fix["context"] == "exec" and refused.details["stdout"] == "so far\n"
     until(
         lambda: all(one["sandbox_id"] != refused.fix["sandbox_id"] for one in fn("sandbox::list")["sandboxes"]), "gone"
@@ -143,7 +143,7 @@ def test_iii_Q20_env_of_boot_and_call(fn: FunctionLab) -> None:
 
 def test_iii_D4_output_is_never_lost_silently(fn: FunctionLab, box: str) -> None:
     """Return what a killed command wrote, flag what was cut, and keep binary output whole."""
-    late = fn.refused("sandbox::exec", sandbox_id=box, argv=["sh", "-c", "echo so far; sleep 600"], timeout_ms=2000)
+    late = fn.refused("sandbox::exec", sandbox_id=box, argv=["sh", "-c", "echo so far; sleep 600"], timeout_ms=6000)
     assert late.code == "S200" and late.details["stdout"] == "so far\n"
     long = fn.sh(box, "head -c 1500000 /dev/zero | tr '\\0' x")
     assert len(long["stdout"]) == 1_048_576 and long["stdout_truncated"] is True and long["stderr_truncated"] is False
@@ -156,7 +156,7 @@ def test_iii_D5_a_background_child_does_not_hold_the_call(fn: FunctionLab, box: 
     """Return although something still holds the output, and say so; wait a moment for what ends soon."""
     done = fn.sh(box, "sleep 500 & echo now")
     assert done["stdout"] == "now\n" and done["background"] is True and done["exit_code"] == 0
-    done = fn.sh(box, "(sleep 0.3; echo late) & echo now")
+    done = fn.sh(box, "(sleep 0.1; echo late) & echo now")
     assert done["stdout"] == "now\nlate\n" and done["background"] is False
 
 
@@ -179,7 +179,7 @@ def test_iii_Q10_list_and_stop(fn: FunctionLab) -> None:
 def test_iii_D16_wait_returns_when_it_is_gone(fn: FunctionLab) -> None:
     """With wait, answer only when no process is left."""
     sandbox = fn.create()["sandbox_id"]
-    status, rows = fn.ask("GET", "/v1/sandboxes")
+    _, rows = fn.ask("GET", "/v1/sandboxes")
     pid = next(row["pid"] for row in rows["sandboxes"] if row["labels"].get("iii-id") == sandbox)
     fn("sandbox::stop", sandbox_id=sandbox, wait=True)
     with pytest.raises(ProcessLookupError):
