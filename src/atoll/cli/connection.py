@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 
 from ..client.codec import dumps, loads
 from ..errors import AtollError, DaemonUnreachable, InvalidArgument, PermissionDenied, Unavailable
@@ -132,10 +131,12 @@ def read_profiles(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(text) or {}
+        found = yaml.safe_load(text)
     except yaml.YAMLError as bad:
         raise InvalidArgument(f"{path} is not YAML: {str(bad).splitlines()[0]}") from None
-    profiles = found.get("profiles", {}) if isinstance(found, dict) else None
+    if found is None:
+        return {}
+    profiles = (found.get("profiles") or {}) if isinstance(found, dict) else None
     if not isinstance(profiles, dict) or found.get("version", 1) != 1:
         raise InvalidArgument(f"{path} is not a file of profiles", hint="it has `version: 1` and `profiles:`")
     for name, entry in profiles.items():
@@ -146,7 +147,7 @@ def read_profiles(path: str) -> dict[str, Any]:
                 raise InvalidArgument(f"{path}: profile {name!r:.60} has an unknown key {key!r:.60}")
             if value is not None and not isinstance(value, str):
                 raise InvalidArgument(f"{path}: {key} of profile {name!r:.60} is not text")
-    return found
+    return dict(found)
 
 
 def write_profile(name: str, entry: dict[str, str]) -> str:
@@ -227,7 +228,3 @@ def _read(path: str, *, guarded: bool) -> str | None:
 
 def explain(failure: AtollError) -> str:
     return failure.message + (f" ({failure.hint})" if failure.hint else "")
-
-
-def program() -> str:
-    return os.path.abspath(sys.argv[0])

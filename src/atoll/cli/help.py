@@ -16,9 +16,13 @@ EXIT_CODES = """Exit codes
   other verbs:   the command's own, 124 timed out, 125 atoll failed, 2 wrong usage, 130 interrupted"""
 
 ENVIRONMENT = """Environment
-  ATOLL_HOME     where all state lives (default ~/.atoll)
-  ATOLL_RUNTIME  runtime for new sandboxes
-  ATOLL_TENANT, ATOLL_SESSION_ID, ATOLL_ENDPOINT, ATOLL_DEBUG; K8E_SANDBOX_* work as well"""
+  ATOLL_HOME       where all state lives (default ~/.atoll)
+  ATOLL_RUNTIME    runtime for new sandboxes
+  ATOLL_ENDPOINT, ATOLL_APIKEY, ATOLL_PROFILE, ATOLL_DEBUG  the same as --endpoint, --apikey, --context and --debug
+  ATOLL_CERT, ATOLL_KEY, ATOLL_CERT_DIR                     a CA file, or a client certificate and its key; where they are kept
+  ATOLL_CONFIG     file of connection profiles
+  ATOLL_TENANT, ATOLL_SESSION_ID, ATOLL_DEVICE_NAME, ATOLL_MCP_ADDR
+  K8E_SANDBOX_* work as well; ATOLL_* wins"""
 
 
 def overview(group: str | None = None) -> None:

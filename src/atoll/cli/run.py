@@ -13,6 +13,7 @@ from .session import (
     AUTO_LIFETIME,
     create_options,
     data_directory,
+    of_tenant,
     open_link,
     reference,
     run_id,
@@ -59,7 +60,13 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
     if current is not None:
         return current
 
+    found: list[str] = []
+
     def create() -> str:
+        there = of_tenant(link, state.tenant)
+        if there is not None:
+            found.append(there)
+            return there
         options.setdefault("idle_timeout", AUTO_IDLE)
         options.setdefault("lifetime", AUTO_LIFETIME)
         options["labels"] = {"tenant": state.tenant}
@@ -69,7 +76,11 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
             return shown(create_filled(link, filling, options)[0]["id"])
         return shown(link.call(calls.create(options))["id"])
 
-    return state.obtain(create, lambda late: link.call(calls.destroy(reference(late))))[0]
+    def discard(late: str) -> None:
+        if late not in found:
+            link.call(calls.destroy(reference(late)))
+
+    return state.obtain(create, discard)[0]
 
 
 def _code(arguments: Arguments) -> str:

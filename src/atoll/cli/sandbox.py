@@ -13,6 +13,7 @@ from .output import UNREACHABLE, print_json, safe_bytes, write
 from .session import (
     create_options,
     data_directory,
+    of_tenant,
     open_link,
     reference,
     run_id,
@@ -132,7 +133,8 @@ def destroy(arguments: Arguments) -> int:
     if arguments.rest:
         session = arguments.rest[0]
     else:
-        session = State(data, tenant_of(arguments)).current() or ""
+        tenant = tenant_of(arguments)
+        session = State(data, tenant).current() or of_tenant(open_link(arguments), tenant) or ""
         if not session:
             raise InvalidArgument("destroy needs an ID: this tenant has no sandbox of its own")
     try:
@@ -182,6 +184,7 @@ def status(arguments: Arguments) -> int:
         link = open_link(arguments)
         health = link.call(calls.get("/v1/health"))
         found.update(available=bool(health.get("ok", True)), version=health.get("version"))
+        session = session or of_tenant(link, tenant)
         if session:
             link.call(calls.info(reference(session)))
             found["session_id"] = session

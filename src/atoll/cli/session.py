@@ -90,6 +90,23 @@ def tenant_of(arguments: Arguments) -> str:
     return str(tenant)
 
 
+def of_tenant(link: Link, tenant: str) -> str | None:
+    """The newest running sandbox of a tenant, whichever machine made it. `default` is no tenant, but each machine's own."""
+    if tenant == "default":
+        return None
+    from ..client import calls
+
+    found = [
+        item
+        for item in link.call(calls.list_sandboxes("active"))["sandboxes"]
+        if (item.get("labels") or {}).get("tenant") == tenant
+        and item.get("state") == "running"
+        and not item.get("parent_id")
+    ]
+    found.sort(key=lambda item: item.get("created_at") or 0)
+    return shown(found[-1]["id"]) if found else None
+
+
 def shown(sandbox_id: str, parent: str | None = None) -> str:
     """A sandbox's id as K8E shows it."""
     return f"{PREFIX}{parent}{SUB_MARK}{sandbox_id}" if parent else PREFIX + sandbox_id

@@ -1,0 +1,179 @@
+"""A gateway as `atoll serve` makes one, and machines that use it: each with a home and an ATOLL_HOME of its own."""
+
+import json
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import atoll
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
+WAIT = 240
+MAIN = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(main())"
+
+
+class Done:
+    """A finished call of the CLI."""
+
+    def __init__(self, code: int, stdout: bytes, stderr: bytes) -> None:
+        self.code = code
+        self.stdout = stdout
+        self.stderr = stderr
+
+    @property
+    def json(self) -> Any:
+        lines = self.stdout.splitlines()
+        assert len(lines) == 1, (self.stdout, self.stderr)
+        return json.loads(lines[0])
+
+    def __repr__(self) -> str:
+        return f"exit {self.code}\nstdout: {self.stdout[:2000]!r}\nstderr: {self.stderr[:2000]!r}"
+
+
+class Machine:
+    """A machine with nothing but the program on it."""
+
+    def __init__(self, name: str = "atoll") -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="atk-"))
+        self.name = name
+        (self.root / "h").mkdir()
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "DSH_", "KUBE"))}
+        self.env = {**kept, "ATOLL_HOME": str(self.root / "a"), "HOME": str(self.root / "h"), "PYTHONPATH": SOURCE}
+        self.env["ATOLL_RUNTIME"] = os.environ.get("ATOLL_RUNTIME", "container")
+        self.env["TERM"] = "xterm"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "a" / "sandbox"
+
+    def command(self, *words: str, name: str = "") -> list[str]:
+        return [sys.executable, "-c", MAIN.format(name=f"/usr/bin/{name or self.name}"), *words]
+
+    def __call__(self, *words: str, name: str = "", stdin: bytes = b"", env: dict[str, str] | None = None) -> Done:
+        done = subprocess.run(
+            self.command(*words, name=name), input=stdin, capture_output=True, timeout=WAIT, cwd=self.root,
+            env={**self.env, **(env or {})},
+        )  # fmt: skip
+        assert b"Traceback" not in done.stderr + done.stdout, done
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def ok(self, *words: str, **options: Any) -> Any:
+        done = self(*words, **options)
+        assert done.code == 0, done
+        return done.json
+
+    def at_terminal(self, *words: str) -> str:
+        """What a person sees."""
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            self.command(*words), stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=self.env, cwd=self.root
+        )
+        os.close(slave)
+        seen, until = b"", time.monotonic() + WAIT
+        try:
+            while time.monotonic() < until:
+                if not select.select([master], [], [], 1.0)[0]:
+                    continue
+                try:
+                    piece = os.read(master, 65536)
+                except OSError:  # how the end looks on a terminal
+                    break
+                if not piece:
+                    break
+                seen += piece
+            process.wait(WAIT)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(WAIT)
+            os.close(master)
+        return seen.decode("utf-8", "replace").replace("\r\n", "\n")
+
+    def close(self) -> None:
+        self("daemon", "stop", "--force")
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+class Gateway(Machine):
+    """A machine whose daemon is reached by others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self.root / "serve.log", "ab") as log:
+            self.process = subprocess.Popen(
+                self.command("serve", "--grpc", "127.0.0.1:0"), stdin=subprocess.DEVNULL, stderr=log, env=self.env
+            )
+        until = time.monotonic() + WAIT
+        while not (self.root / "a" / "grpc.endpoint").exists() or not (self.root / "a" / "daemon.sock").exists():
+            log_text = (self.root / "serve.log").read_text()
+            assert self.process.poll() is None and time.monotonic() < until, log_text
+            time.sleep(0.05)
+
+    @property
+    def endpoint(self) -> str:
+        return (self.root / "a" / "grpc.endpoint").read_text().split()[0]
+
+    @property
+    def ca(self) -> str:
+        return str(self.root / "a" / "tls" / "sandbox-ca.crt")
+
+    def key(self, *flags: str) -> str:
+        """A key without limits of pace, so that tests are not slowed by it."""
+        fast = [f"{name}=100000" for name in ("write_burst", "write_rate", "read_burst", "read_rate")]
+        words = [word for quota in fast for word in ("--quota", quota)]
+        return str(self.ok("key", "create", f"k-{os.urandom(4).hex()}", *words, *flags)["key"])
+
+    def close(self) -> None:
+        self("daemon", "stop", "--force")
+        if self.process is not None:
+            try:
+                self.process.wait(WAIT)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(WAIT)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[Gateway]:
+    made = Gateway()
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def key(gateway: Gateway) -> str:
+    return gateway.key()
+
+
+@pytest.fixture
+def bare() -> Iterator[Machine]:
+    """A machine that knows of no gateway."""
+    made = Machine()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def remote(gateway: Gateway, key: str, bare: Machine) -> Machine:
+    """A machine that has the gateway's address, its CA and a key in its environment."""
+    bare.env.update(K8E_SANDBOX_ENDPOINT=gateway.endpoint, K8E_SANDBOX_APIKEY=key, K8E_SANDBOX_CERT=gateway.ca)
+    return bare
