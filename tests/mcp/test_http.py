@@ -1,6 +1,7 @@
 """MCP over HTTP: the SDK's client, K8E's lifecycle, who is let in, and the official conformance suite."""
 
 import asyncio
+import fcntl
 import http.client
 import json
 import os
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from sandbox_lab import PATIENCE, Lab
+from sandbox_lab import LONG, PATIENCE, Lab
 
 CONFORMANCE = "0.1.13"  # the newest that runs on Node 20
 SCENARIOS = (
@@ -122,6 +123,36 @@ def test_k8e_P41_lifecycle_of_get_and_post(lab: Lab, door: Any, helpers: Any) ->
         assert sandbox in helpers.living(lab)
     helpers.until(lambda: post(door, request("ping"), Mcp_Session_Id=session)[0] == 404, "the session is over")
     helpers.until(lambda: sandbox not in helpers.living(lab), "its sandbox has ended")
+
+
+@pytest.mark.skipif(not LONG, reason="it waits for a quarter of a minute")
+def test_k8e_P41_a_quiet_stream_says_that_it_is_there(door: Any) -> None:
+    with stream(door) as events:
+        token(events)
+        assert events.readline() == b": ping\n"
+
+
+async def test_a_call_without_a_session_ends_with_its_connection(door: Any, helpers: Any) -> None:
+    """Kill the command of a client of the current protocol that goes away."""
+
+    async def running() -> bool:
+        code = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+        found = (await asyncio.to_thread(post, door, run(code)))[1]
+        return "76543" in found["result"]["structuredContent"]["stdout"]
+
+    async def use() -> None:
+        async with Client(door.url) as client:
+            await client.call_tool("sandbox_run", {"code": "exec sleep 76543", "timeout": 600})
+
+    task = asyncio.create_task(use())
+    async with asyncio.timeout(PATIENCE):
+        while not await running():
+            await asyncio.sleep(0.1)
+    task.cancel()
+    await asyncio.wait([task])
+    async with asyncio.timeout(PATIENCE):
+        while await running():
+            await asyncio.sleep(0.1)
 
 
 def test_k8e_P42_the_bare_url_needs_no_initialize(door: Any) -> None:
@@ -233,22 +264,28 @@ def conformance() -> str:
         pytest.skip("npm is not installed")
     directory = Path(tempfile.gettempdir()) / f"atoll-mcp-conformance-{CONFORMANCE}-{os.getuid()}"
     program = directory / "node_modules" / ".bin" / "conformance"
-    if not program.exists():
-        directory.mkdir(mode=0o700, exist_ok=True)
-        package = f"@modelcontextprotocol/conformance@{CONFORMANCE}"
-        words = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), package]
-        try:
-            done = subprocess.run(words, capture_output=True, timeout=300)
-        except subprocess.TimeoutExpired:
-            pytest.skip("the conformance suite could not be fetched in time")
-        if done.returncode or not program.exists():
-            pytest.skip("the conformance suite could not be fetched")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    with (directory / "lock").open("w") as lock:  # test processes side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "complete").exists():
+            package = f"@modelcontextprotocol/conformance@{CONFORMANCE}"
+            words = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), package]
+            try:
+                done = subprocess.run(words, capture_output=True, timeout=300)
+            except subprocess.TimeoutExpired:
+                pytest.skip("the conformance suite could not be fetched in time")
+            if (
+                done.returncode
+                or subprocess.run([program, "--version"], capture_output=True, timeout=PATIENCE).returncode
+            ):
+                pytest.skip("the conformance suite could not be fetched, or does not run here")
+            (directory / "complete").touch()
     return str(program)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_conformance(door: Any, conformance: str, scenario: str) -> None:
+def test_conformance(door: Any, conformance: str, scenario: str, tmp_path: Path) -> None:
     """Pass the official scenarios that need no tools, prompts or resources made for them."""
     words = [conformance, "server", "--url", f"http://localhost:{door.port}/mcp", "--scenario", scenario]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * PATIENCE, cwd=tempfile.gettempdir())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * PATIENCE, cwd=tmp_path)
     assert done.returncode == 0 and ", 0 failed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
