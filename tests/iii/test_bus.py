@@ -65,7 +65,7 @@ class Bus:
 
     def sandboxes(self) -> set[str]:
         rows = self.lab.ask("GET", "/v1/sandboxes")[1]["sandboxes"]
-        return {row["labels"]["iii-id"] for row in rows if row["labels"].get("iii") == "default/iii-sandbox"}
+        return {row["labels"]["iii-id"] for row in rows if row["labels"].get("iii", "").startswith("default/iii")}
 
     def close(self) -> None:
         self.client.shutdown()
@@ -308,5 +308,22 @@ def test_iii_a_restarted_daemon_keeps_a_workers_sandboxes(own_fn: FunctionLab, t
                 return None
 
         assert until(answers, "it answers again") == "yes"
+    finally:
+        bus.close()
+
+
+def test_iii_D13_leftovers_of_a_crash_are_removed_at_the_next_start(own_fn: FunctionLab, tmp_path: Path) -> None:
+    """Remove what a worker left that was killed together with the daemon."""
+    bus = Bus(own_fn, tmp_path)
+    try:
+        left = bus.create()
+        bus.worker.kill()
+        os.kill(own_fn.start(), signal.SIGKILL)
+        bus.worker.wait(PATIENCE)
+        until(lambda: not bus.engine.functions, "the engine has noticed")
+        bus.worker = bus.start()
+        until(lambda: len(bus.engine.functions) == 16, "sixteen functions")
+        until(lambda: left not in bus.sandboxes(), "what was left is gone")
+        assert bus.refused("sandbox::exec", sandbox_id=left, cmd="true").code == "S004"
     finally:
         bus.close()

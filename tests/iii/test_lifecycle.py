@@ -311,3 +311,11 @@ def test_iii_threads_do_not_share_answers(fn: FunctionLab, box: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(write, range(4)))
+
+
+def test_iii_Q11_a_sandbox_is_ready_when_create_answers(fn: FunctionLab) -> None:
+    """Take commands and files at once; how long creating takes is measured by the benchmarks."""
+    sandbox = fn.create(image="node")["sandbox_id"]
+    assert fn("sandbox::exec", sandbox_id=sandbox, cmd="node -e 'console.log(1)'")["stdout"] == "1\n"
+    fn("sandbox::stop", sandbox_id=sandbox, wait=True)
+    assert fn("sandbox::stop", sandbox_id=sandbox, wait=True)["stopped"] is True

@@ -25,7 +25,7 @@ def call(arguments: Arguments) -> int:
     name = arguments.rest[0]
     text = arguments.rest[1] if len(arguments.rest) > 1 else "{}"
     body = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
-    if "/" in name or not name.startswith("sandbox::"):
+    if not name.startswith("sandbox::") or not name.replace(":", "").isalpha() or not name.isascii():
         raise InvalidArgument(f"there is no function {name!r}", hint="they are listed by GET /functions")
     exchange = open_link(arguments).open(Call("POST", f"/functions/{name}", body, timeout=None))
     status = exchange.head.status

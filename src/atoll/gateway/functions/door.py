@@ -42,9 +42,8 @@ class Door:
         self.instance = instance
         self.running: Counter[str] = Counter()  # commands under way, by sandbox
         self.last_exec: dict[str, float] = {}
-        self.booting = 0
-        self.stopping: set[str] = set()
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.booting: set[str] = set()
+        self.ending: dict[str, asyncio.Task[Any]] = {}
         self._past: dict[str, None] = {}
         self._past_read = False
         self._traffic: dict[str, int] = {}
@@ -61,7 +60,7 @@ class Door:
             raise Failure(code, f"sandbox {sandbox} {told}") from None
         if row["spec"].get("labels", {}).get(LABEL) != self.name:
             raise Failure("S002", f"sandbox {sandbox} is not known")
-        if sandbox in self.stopping or row["state"] in ("ended", "ending", "stopping", "stopped"):
+        if sandbox in self.ending or row["state"] in ("ended", "ending", "stopping", "stopped"):
             raise Failure("S004", f"sandbox {sandbox} has ended" + (f" ({row['end_kind']})" if row["end_kind"] else ""))
         return str(row["id"])
 
@@ -88,28 +87,27 @@ class Door:
         """Those of this door that live, by creation, each with its UUID."""
         found = await self.core.sandboxes.list(self.who, state="active")
         ours = [(info.labels.get(ID, ""), info) for info in found if info.labels.get(LABEL) == self.name]
-        return [
-            (uuid, info) for uuid, info in ours if uuid not in self.stopping and info.state in ("running", "paused")
-        ]
+        return [(uuid, info) for uuid, info in ours if uuid not in self.ending and info.state in ("running", "paused")]
 
     @contextmanager
-    def place(self, living: int) -> Iterator[None]:
+    def place(self, sandbox: str) -> Iterator[None]:
         """One of the door's places for a new sandbox. Taken without a pause after counting, so no two take the last."""
         most = self.settings.max_concurrent_sandboxes
-        if living + self.booting >= most:
+        if self._count() + len(self.booting) >= most:
             raise Failure(
                 "S400", f"{most} sandboxes are the most at once", note=f"max_concurrent_sandboxes is {most}: stop one"
             )
-        self.booting += 1
+        self.booting.add(sandbox)
         try:
             yield
         finally:
-            self.booting -= 1
+            self.booting.discard(sandbox)
 
-    def count(self) -> int:
-        """Sandboxes that live now, from the store, without waiting for anything."""
+    def _count(self) -> int:
+        """Sandboxes that live now, besides those being made; from the store, without waiting for anything."""
         rows = self.core.store.list_sandboxes(self.who.owner, ("running", "paused", "ending"), None)
-        return sum(1 for row in rows if row["spec"].get("labels", {}).get(LABEL) == self.name)
+        labels = [row["spec"].get("labels", {}) for row in rows]
+        return sum(1 for one in labels if one.get(LABEL) == self.name and one.get(ID) not in self.booting)
 
     @contextmanager
     def slot(self, sandbox: str) -> Iterator[None]:
@@ -127,18 +125,18 @@ class Door:
 
     async def end(self, sandbox: str) -> None:
         """Destroy it to the end, even when the caller goes away."""
-        self.stopping.add(sandbox)
-        self.last_exec.pop(sandbox, None)
-        task = asyncio.ensure_future(self.core.sandboxes.destroy(self.who, sandbox))
-        self.tasks.add(task)
+        task = self.ending.get(sandbox)
+        if task is None:
+            self.last_exec.pop(sandbox, None)
+            task = self.ending[sandbox] = asyncio.ensure_future(self.core.sandboxes.destroy(self.who, sandbox))
 
-        def done(ended: "asyncio.Task[Any]") -> None:
-            self.tasks.discard(ended)
-            self.stopping.discard(sandbox)
-            if not ended.cancelled() and (error := ended.exception()) is not None:
-                log.error("sandbox %s is not gone yet: %s", sandbox, error)
+            def done(ended: "asyncio.Task[Any]") -> None:
+                del self.ending[sandbox]
+                error = None if ended.cancelled() else ended.exception()
+                if error is not None and not isinstance(error, errors.NotFound):
+                    log.error("sandbox %s is not gone yet: %s", sandbox, error)
 
-        task.add_done_callback(done)
+            task.add_done_callback(done)
         with suppress(errors.AtollError):
             await asyncio.shield(task)
 

@@ -39,9 +39,9 @@ async def create(door: Door, request: r.Create) -> r.Created:
         env, ports = point_at_gateway(env)
     image, program = _image(door, request.image)
     _check_caps(door, request)
-    with door.place(door.count()):
+    made = str(uuid.uuid4())
+    with door.place(made):
         await _have_image(door, image, program)
-        made = str(uuid.uuid4())
         idle = settings.default_idle_timeout_secs if request.idle_timeout_secs is None else request.idle_timeout_secs
         labels = {LABEL: door.name, ID: made, IMAGE: request.image, INSTANCE: door.instance}
         if request.name is not None:
@@ -331,6 +331,8 @@ async def stop(door: Door, request: r.Stop) -> r.Stopped:
     except Failure as gone:
         if gone.code != "S004":
             raise
+        if sandbox not in door.ending:
+            return r.Stopped(sandbox_id=sandbox)
     ending = asyncio.ensure_future(door.end(sandbox))
     await asyncio.wait({ending}, timeout=None if request.wait else STOP_S)
     return r.Stopped(sandbox_id=sandbox)

@@ -35,7 +35,7 @@ DESCRIPTION = "Sandboxes for running code: create, exec, files, one-shot runs (a
 FRAME = 64 * 1024
 UNUSED_S = 300.0
 SMALL = 1024 * 1024
-REOPEN_S = 0.5
+REOPEN_S, PATIENCE = 0.5, 60
 CONFLICT = 3
 
 
@@ -65,15 +65,19 @@ class Door:
     async def _keep(self) -> None:
         body = {"name": self.name, "instance": self._instance, "settings": msgspec.to_builtins(self.settings)}
         call = Call("POST", "/v1/functions/open", json.dumps(body).encode(), (("Accept", FRAMES),), timeout=None)
+        patience = PATIENCE
         while True:
             try:
                 exchange = await self._link.open(call)
                 await exchange.raise_for_status()
                 async for _ in exchange.frames():
                     self._open.set()
-            except errors.AlreadyExists as error:
-                self.fault = error
-                return
+                patience = PATIENCE
+            except errors.AlreadyExists as error:  # a worker that was just killed is noticed in a moment
+                patience -= 1
+                if patience <= 0:
+                    self.fault = error
+                    return
             except errors.AtollError as error:
                 log.warning("the daemon is away: %s", error)
             self._open.clear()
@@ -277,7 +281,13 @@ def serve(url: str, settings: Settings, *, namespace: str | None, lifeline: int 
         client = register_worker(url, options)
     except RegistrationRejectedError as error:
         return _rejected(error)
-    worker = Worker(_made(client, name, namespace, settings))
+    logging.getLogger("iii").addFilter(_expected)
+    for known in list(logging.root.manager.loggerDict):
+        if known.startswith("iii."):
+            logging.getLogger(known).addFilter(_expected)
+    worker = Worker(
+        _made(client, f"{namespace or os.environ.get('III_NAMESPACE') or 'default'}/{name}@{url}", settings)
+    )
     worker.client = client
     try:
         asyncio.run_coroutine_threadsafe(worker.door.start(), client._loop).result(120)
@@ -300,9 +310,14 @@ def serve(url: str, settings: Settings, *, namespace: str | None, lifeline: int 
         client.shutdown()
 
 
-def _made(client: Any, name: str, namespace: str | None, settings: Settings) -> Door:
+def _expected(record: logging.LogRecord) -> bool:
+    """The SDK prints a traceback for every error a handler raises; ours are answers."""
+    return not (record.exc_info and isinstance(record.exc_info[1], Refused))
+
+
+def _made(client: Any, name: str, settings: Settings) -> Door:
     async def make() -> Door:
-        return Door(f"{namespace or os.environ.get('III_NAMESPACE') or 'default'}/{name}", settings)
+        return Door(name, settings)
 
     found: Door = asyncio.run_coroutine_threadsafe(make(), client._loop).result(30)
     return found
