@@ -1,8 +1,13 @@
-"""Reading the files of a sandbox for a snapshot. All that the agent says is checked: it may be anybody by now."""
+"""Reading the files of a sandbox for a snapshot. All that the agent says is checked: it may be anybody by now.
+
+Large files are read one by one, small ones many at a time as a tar: a round trip for each would cost more than its content.
+"""
 
 import asyncio
+import io
 import math
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -10,9 +15,12 @@ from atoll import errors
 from atoll.core.chunks import CHUNK_BYTES, ChunkStore
 from atoll.core.snapshot_files import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
 from atoll.guest import Download, GuestClient
+from atoll.images import tar
 
 AT_ONCE = 8  # files read at a time
 PIECES = 8  # chunks on their way to the store
+SMALL = 256 << 10
+BATCH_FILES, BATCH_BYTES, BATCH_NAMES = 500, 8 << 20, 256 << 10
 MAX_FILES = 1_000_000
 MAX_BYTES = 64 << 30
 RACY = 0.1  # a change this close to the listing may share its timestamps with one after it
@@ -38,6 +46,7 @@ class Known(NamedTuple):
 
 
 Seen = dict[bytes, Known]
+Work = tuple[int, bytes, Stamp]  # where the entry is, its path, and how it was listed
 
 
 class Capture:
@@ -89,7 +98,7 @@ class Capture:
         if len(found) > MAX_FILES:
             raise errors.Exhausted(f"a snapshot holds at most {MAX_FILES} files")
         first: dict[tuple[Any, ...], bytes] = {}
-        work: list[tuple[int, bytes, Stamp]] = []
+        work: list[Work] = []
         for item in found:
             path = _relative(item, root)
             entry = _entry(path, item)
@@ -108,27 +117,73 @@ class Capture:
         lost = {path for place, path, _ in work if self.entries[place].size < 0}
         self.entries = [e for e in self.entries if e.size >= 0 and not (e.kind == HARDLINK and e.target in lost)]
 
-    async def _read_all(
-        self, root: bytes, work: list[tuple[int, bytes, Stamp]], started: float, pool: ThreadPoolExecutor
-    ) -> None:
-        queue = iter(work)
+    async def _read_all(self, root: bytes, work: list[Work], started: float, pool: ThreadPoolExecutor) -> None:
+        left = []
+        for place, path, stamp in work:
+            known = self._before.get(path)
+            if known is not None and known.stamp == stamp and all(map(self._chunks.has, known.chunks)):
+                self._found(place, path, known, started)
+            else:
+                left.append((place, path, stamp))
+        batches = iter(_batches(left))
 
         async def reader() -> None:
-            for place, path, stamp in queue:
-                known = self._before.get(path)
-                if known is None or known.stamp != stamp or not all(map(self._chunks.has, known.chunks)):
-                    known = await self._read(root, path, stamp, pool)
-                if known is None:
-                    self._skip(path)
-                    self.entries[place] = self.entries[place]._replace(size=-1)
-                    continue
-                self.entries[place] = self.entries[place]._replace(size=known.size, chunks=known.chunks)
-                if 0 < stamp.ctime < started - RACY:
-                    self.seen[path] = known
+            for batch in batches:
+                many = await self._read_many(root, batch, pool) if len(batch) > 1 else {}
+                for place, path, stamp in batch:
+                    known = many.get(path) or await self._read(root, path, stamp, pool)
+                    self._found(place, path, known, started)
 
         async with asyncio.TaskGroup() as readers:
-            for _ in range(min(AT_ONCE, len(work))):
+            for _ in range(min(AT_ONCE, len(left))):
                 readers.create_task(reader())
+
+    def _found(self, place: int, path: bytes, known: Known | None, started: float) -> None:
+        if known is None:
+            self._skip(path)
+            self.entries[place] = self.entries[place]._replace(size=-1)
+            return
+        self.entries[place] = self.entries[place]._replace(size=known.size, chunks=known.chunks)
+        if 0 < known.stamp.ctime < started - RACY:
+            self.seen[path] = known
+
+    async def _read_many(self, root: bytes, batch: list[Work], pool: ThreadPoolExecutor) -> dict[bytes, Known]:
+        """The content of small files; those that are not in the answer are read by themselves."""
+        most = sum(stamp.size + len(path) * 2 + 8 * tar.BLOCK for _, path, stamp in batch) + BATCH_BYTES
+        data = bytearray()
+        try:
+            names = [_text(path) for _, path, _ in batch]
+            async with await self._client.download("tar_out", path=_text(root), paths=names) as download:
+                async for piece in download:
+                    data += piece
+                    if len(data) > most:
+                        return {}  # they have grown since
+        except (errors.NotFound, errors.FileError):
+            return {}  # one of them is gone
+        stamps = {path: stamp for _, path, stamp in batch}
+        found, stored = await asyncio.get_running_loop().run_in_executor(pool, self._unpack, data, stamps)
+        self.stored += stored
+        return found
+
+    def _unpack(self, data: bytearray, stamps: dict[bytes, Stamp]) -> tuple[dict[bytes, Known], int]:
+        found: dict[bytes, Known] = {}
+        stored = 0
+        reader = tar.TarReader(io.BytesIO(data).read)
+        try:
+            for entry in reader.entries():
+                stamp = stamps.get(entry.name)
+                if stamp is None or entry.kind != tar.REGULAR or entry.size > stamp.size:
+                    continue
+                content = b"".join(reader.chunks())
+                if not content:
+                    found[entry.name] = Known(stamp, 0, ())
+                    continue
+                digest, new = self._chunks.put(content)
+                stored += new
+                found[entry.name] = Known(stamp, len(content), (digest,))
+        except errors.ImageError as bad:
+            raise errors.Internal(f"the guest sent a broken archive: {bad.message}") from None
+        return found, stored
 
     async def _read(self, root: bytes, path: bytes, stamp: Stamp, pool: ThreadPoolExecutor) -> Known | None:
         """The content as long as it was when it was listed; None when there is no such file any more."""
@@ -178,6 +233,25 @@ class Capture:
     def _skip(self, path: bytes) -> None:
         if len(self.skipped) < SHOWN_SKIPPED:
             self.skipped.append(path.decode("utf-8", "replace")[:200])
+
+
+def _batches(work: list[Work]) -> Iterator[list[Work]]:
+    """Small files together, each large one alone."""
+    batch: list[Work] = []
+    size = names = 0
+    for item in work:
+        _, path, stamp = item
+        if stamp.size > SMALL:
+            yield [item]
+            continue
+        full = len(batch) >= BATCH_FILES or size + stamp.size > BATCH_BYTES or names + len(path) > BATCH_NAMES
+        if batch and full:
+            yield batch
+            batch, size, names = [], 0, 0
+        batch.append(item)
+        size, names = size + stamp.size, names + len(path)
+    if batch:
+        yield batch
 
 
 def _entry(path: bytes, item: dict[str, Any]) -> Entry | None:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import secrets
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class ChunkStore:
         self._chunks = root / "chunks"
         self._staging = root / "staging"
         self._reserve = reserve_bytes
+        self._local = threading.local()
         for directory in (self._chunks, self._staging):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for left in self._staging.iterdir():  # half-written ones of a crash
@@ -40,7 +42,7 @@ class ChunkStore:
         path = self._path(digest)
         if path.exists():
             return digest, 0
-        packed = zstandard.ZstdCompressor(level=1).compress(data)
+        packed = self._compressor().compress(data)
         self.check_space(len(packed))
         fresh = self._staging / secrets.token_hex(16)
         try:
@@ -51,6 +53,13 @@ class ChunkStore:
             fresh.unlink(missing_ok=True)
             raise DiskFull(f"could not write a chunk: {e.strerror}") from e
         return digest, len(packed)
+
+    def _compressor(self) -> zstandard.ZstdCompressor:
+        """One for each thread: making one costs more than compressing a small file."""
+        made: zstandard.ZstdCompressor | None = getattr(self._local, "compressor", None)
+        if made is None:
+            made = self._local.compressor = zstandard.ZstdCompressor(level=1)
+        return made
 
     def check_space(self, size: int) -> None:
         """DiskFull when so many more bytes would leave the host with next to nothing."""
