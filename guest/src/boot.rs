@@ -106,6 +106,18 @@ pub fn protect() {
     sys::cloexec_all();
 }
 
+/// Nothing is said on standard output or error from here on. They lead to a file of the host, and under a kernel that shows
+/// other processes' descriptors anybody inside could open it through /proc and write to it without end.
+pub fn hush() -> Result<(), String> {
+    let null = sys::open(c"/dev/null", libc::O_RDWR).map_err(|e| format!("/dev/null: {e}"))?;
+    for fd in [1, 2] {
+        if unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), fd) } < 0 {
+            return Err(format!("/dev/null: {}", std::io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
 /// Lets go of the program's own pages that only starting needed. They are read-only pages of a file that every sandbox of
 /// the host shares; what is needed again comes back from the page cache.
 pub fn settle() {

@@ -21,7 +21,9 @@ fn agent() -> i32 {
     boot::protect();
     let started = boot::receive().and_then(|message| {
         boot::apply(&message)?;
-        Agent::new(message)
+        let agent = Agent::new(message)?;
+        boot::hush()?;
+        Ok(agent)
     });
     match started {
         Ok(mut agent) => {
