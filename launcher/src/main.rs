@@ -8,6 +8,7 @@
 
 mod channel;
 mod failure;
+mod keeper;
 mod layout;
 mod loopdev;
 mod mounts;
@@ -20,7 +21,7 @@ use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Where the engine finds what it inherits. `HANDED` is the agent's listening socket, the only one passed on into the sandbox
-/// (`--preserve-fds 1`); for an engine inside the sandbox's namespaces it is the file to write the process id to.
+/// (`--preserve-fds 1`). An engine inside the sandbox's own namespaces gets none of them.
 const HANDED: i32 = 3;
 const USER_NS: i32 = 4;
 const NET_NS: i32 = 5;
@@ -58,7 +59,12 @@ fn run() -> Result<()> {
     }
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
     channel::send("{\"mounted\":true}", None);
-    become_engine(&order, spaces, fds)
+    if order.inside.is_none() {
+        return become_engine(&order, spaces, &fds);
+    }
+    let file = fds.get(2).ok_or_else(|| Failure::new("order", "no file for the process id".into()))?;
+    let status = keeper::start(|| become_engine(&order, spaces, &fds), file)?;
+    std::process::exit(status)
 }
 
 fn number(arg: Option<String>) -> Result<u32> {
@@ -66,26 +72,26 @@ fn number(arg: Option<String>) -> Result<u32> {
 }
 
 /// Put the descriptors where the engine expects them and exec it. Returns only if that failed.
-fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: Vec<OwnedFd>) -> Result<()> {
+fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: &[OwnedFd]) -> Result<()> {
     let argv = order.argv.iter().map(|a| CString::new(a.as_bytes())).collect::<std::result::Result<Vec<_>, _>>();
     let argv = argv.map_err(|_| Failure::new("engine", "NUL in the engine's arguments".into()))?;
     let env: Vec<CString> = order.env.iter().filter_map(|e| CString::new(e.as_bytes()).ok()).collect();
-    let [boot, log, handed, ..] = fds.as_slice() else {
+    let [boot, log, handed, ..] = fds else {
         return Err(Failure::new("order", "descriptors for the engine are missing".into()));
     };
     // Everything we hold is above 16 (see `sys::lift`), so none of these dup2 calls overwrites another's source.
     sys::place(boot.as_raw_fd(), 0)?;
     sys::place(log.as_raw_fd(), 1)?;
     sys::place(log.as_raw_fd(), 2)?;
-    sys::place(handed.as_raw_fd(), HANDED)?;
     if order.inside.is_none() {
+        sys::place(handed.as_raw_fd(), HANDED)?;
         sys::place(spaces.user.as_raw_fd(), USER_NS)?;
         sys::place(spaces.net.as_raw_fd(), NET_NS)?;
         sys::close_from(NET_NS + 1)?;
     } else {
-        sys::close_from(HANDED + 1)?;
+        sys::close_from(HANDED)?;
     }
-    std::mem::forget((spaces, fds));
+    std::mem::forget(spaces);
     let error = sys::exec(&argv, &env);
     // The channel is gone by now: the log is where this is read.
     eprintln!("cannot run {}: {error}", order.argv.first().map_or("", String::as_str));

@@ -6,7 +6,7 @@
 use crate::failure::{Failure, Result};
 use crate::sys;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 pub struct Spaces {
     pub user: OwnedFd,
@@ -70,8 +70,8 @@ pub fn enter(spaces: &Spaces) -> Result<()> {
 
 /// Fork a holder which makes namespaces; once they are mapped and we have them by descriptor it is no longer needed.
 fn held(unshare: impl FnOnce() -> Result<()>, uids: &str, gids: &str, wanted: &[&str]) -> Result<Vec<OwnedFd>> {
-    let (mut told, tell) = pipe()?;
-    let (wait, go) = pipe()?;
+    let (mut told, tell) = sys::pipe("namespaces")?;
+    let (wait, go) = sys::pipe("namespaces")?;
     // SAFETY: this process has one thread, so the child may do as it likes.
     let holder = sys::check(unsafe { libc::fork() }.into(), "namespaces", "fork")?;
     if holder == 0 {
@@ -107,15 +107,6 @@ fn pin(holder: i32, uids: &str, gids: &str, wanted: &[&str], told: &mut std::fs:
         sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY, "namespaces")
     };
     wanted.iter().map(open).collect()
-}
-
-fn pipe() -> Result<(std::fs::File, std::fs::File)> {
-    let mut ends = [0i32; 2];
-    // SAFETY: ends has room for two descriptors, which are then owned here.
-    unsafe {
-        sys::check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC).into(), "namespaces", "pipe")?;
-        Ok((std::fs::File::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1])))
-    }
 }
 
 /// The holder: never returns.

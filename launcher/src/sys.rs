@@ -64,6 +64,15 @@ pub fn detach_from_terminal() {
     }
 }
 
+pub fn pipe(step: &'static str) -> Result<(std::fs::File, std::fs::File)> {
+    let mut ends = [0i32; 2];
+    // SAFETY: ends has room for two descriptors, which are then owned here.
+    unsafe {
+        check(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC).into(), step, "pipe")?;
+        Ok((std::fs::File::from_raw_fd(ends[0]), std::fs::File::from_raw_fd(ends[1])))
+    }
+}
+
 pub fn open_path(at: RawFd, path: &CStr, flags: i32, step: &'static str) -> Result<OwnedFd> {
     // SAFETY: path is NUL-terminated.
     let fd = unsafe { libc::openat(at, path.as_ptr(), flags | libc::O_CLOEXEC, 0o644) };

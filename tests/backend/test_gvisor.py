@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, until
+from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces, until
 
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.door import KNOCKS, SOCKET, Door
@@ -48,7 +48,13 @@ async def test_no_process_of_it_is_root_outside(make) -> None:
         except OSError:
             continue  # one of its helpers that has just ended
         assert set(status["Uid"].split()) == {base} and set(status["Gid"].split()) == {base}
-        assert status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+        assert status["NoNewPrivs"] == "1"
+        if pid == sandbox.box.pid:
+            assert int(status["CapPrm"], 16) == int(status["CapEff"], 16) == 0 and status["Threads"] == "1"
+        else:
+            assert status["Seccomp"] == "2"
+            shared = namespaces(pid) & namespaces(os.getpid())
+            assert not shared, shared
 
 
 async def test_the_machine_is_not_the_host(make) -> None:

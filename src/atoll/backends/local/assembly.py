@@ -83,7 +83,7 @@ class Assembly:
         self._step("limited")
         record = self._record(base, init.pid, enforced)
         if self._door is not None:
-            record |= {"agent_first": True, "gofer": find_gofer(group)}
+            record |= {"agent_first": True, "gofer": find_gofer(init.pid)}
             return GvisorBox(record, self._paths, group, init, self._door)
         return ContainerBox(record, self._paths, group, init)
 
@@ -243,10 +243,8 @@ class Assembly:
         return os.open(self._run / "boot.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def _pid_file(self) -> int:
-        """Written by an engine that is nobody here; only we can walk to it."""
-        fd = os.open(self._run / "pid", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        os.fchmod(fd, 0o666)
-        return fd
+        """Where the launcher writes who keeps an engine that is inside."""
+        return os.open(self._run / "pid", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def _dial_directory(self) -> int:
         return os.open(self._run / DIAL_DIRECTORY, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

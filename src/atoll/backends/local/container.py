@@ -91,8 +91,11 @@ class ContainerBox:
             return None, None
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
+    def _status(self, status: Status) -> Status:
+        return status
+
     def _on_end(self, ended: asyncio.Future[Status]) -> None:
-        self._ended.set_result(_how(ended.result(), self._group.oom_kills() or 0, self._killed))
+        self._ended.set_result(_how(self._status(ended.result()), self._group.oom_kills() or 0, self._killed))
 
 
 def _how(status: Status, oom_kills: int, killed: str) -> Ended:

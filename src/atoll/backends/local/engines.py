@@ -13,7 +13,7 @@ RUNTIMES = {
     "container": ("runc", "crun"),
 }  # strongest first, and of each the engines in order of preference
 ENGINES = tuple(name for names in RUNTIMES.values() for name in names)
-HANDED_FD = 3  # what the launcher leaves there: the agent's listening socket, or the file for the process id
+HANDED_FD = 3  # where the launcher leaves the agent's listening socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Engine:
             *(self.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
             # The network namespace is the sandbox's own already; writes land on the sandbox's limited disk, not in memory.
             *("--network=host", "--host-uds=open", "--overlay2=none", "--oci-seccomp"),
-            *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file=/proc/self/fd/{HANDED_FD}", box),
+            *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", box),
         ]
 
 

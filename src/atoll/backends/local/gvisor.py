@@ -20,6 +20,7 @@ from atoll.backends.local.paths import Paths
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
+_SIGNALS = 128
 
 
 def host_tasks(pids: int) -> int:
@@ -27,17 +28,18 @@ def host_tasks(pids: int) -> int:
     return 64 + 10 * pids
 
 
-def find_gofer(group: Group) -> int | None:
-    """The file server among the sandbox's processes of the host; it names itself."""
-    for pid in group.pids():
-        with suppress(OSError):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0"):
-                return pid
+def find_gofer(keeper: int) -> int | None:
+    """The file server among what the keeper has around it; it names itself."""
+    with suppress(OSError):
+        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0"):
+                    return int(pid)
     return None
 
 
 class GvisorBox(ContainerBox):
-    """Held by the pidfd of the sentry."""
+    """Held by the pidfd of its keeper, the first process of the pid namespace in which sentry and gofer are."""
 
     def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched, door: Door) -> None:
         self._door = door
@@ -65,6 +67,12 @@ class GvisorBox(ContainerBox):
         except (OSError, KeyError):
             return None, None
         return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+    def _status(self, status: Status) -> Status:
+        """The keeper cannot die of the signal the sentry died of, and says it by its code, as a shell does."""
+        if status.code is not None and status.code > _SIGNALS:
+            return Status(None, status.code - _SIGNALS)
+        return status
 
     def _on_end(self, ended: asyncio.Future[Status]) -> None:
         super()._on_end(ended)
