@@ -26,7 +26,7 @@ KINDS: dict[str, Kind] = {"Call": None, "Stream": None, "Connect": "write"}  # c
 METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
 HEADERS = frozenset(("accept", "content-type", "range", "if-none-match"))
 # What a key without the admin scope may call: what is its own, and what is the same for everybody.
-OWN = ("/v1/sandboxes", "/v1/snapshots", "/v1/secrets", "/v1/run")
+OWN = ("/v1/sandboxes", "/v1/snapshots", "/v1/secrets", "/v1/run", "/v1/manifests", "/v1/audit")
 OPEN_TO_ALL = frozenset(
     ("/v1/health", "/v1/openapi.json", "/v1/runtimes", "/v1/images", "/v1/images/detect", "/v1/images/inspect")
 )
