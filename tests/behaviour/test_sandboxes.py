@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox_lab import PATIENCE, SOURCE, Lab, until
+from sandbox_lab import PATIENCE, SOURCE, Lab, alive, until
 
 import atoll
 from atoll import Sandbox, errors
@@ -45,7 +45,7 @@ def test_k8e_P13_D16_destroy_ends_everything(lab: Lab, runtime: str) -> None:
     first.destroy()
     with pytest.raises((errors.SandboxGone, errors.NotFound)):
         first.exec("true")
-    until(lambda: not os.path.exists(f"/proc/{init}"), "its init is gone")
+    until(lambda: not alive(init), "its init is gone")
     assert [p for p in Path(lab.home).glob("*/*") if p.name == first.id] == []
     with lab.sandbox(runtime=runtime) as second:
         assert second.exec(f"ls {marks} 2>/dev/null; ps ax | grep '[s]leep 631'").stdout == ""

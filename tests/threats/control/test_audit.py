@@ -1,6 +1,7 @@
 """CTL-16: what changes something is in the log before it happens, however it ends; and the log shows when it was touched."""
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,22 @@ def test_a_log_cut_while_no_daemon_ran_stays_visible(tmp_path: Path) -> None:
     log.close()
     verdict = verify(tmp_path)
     assert not verdict.ok and "lost" in verdict.problem
+
+
+def test_a_full_disk_leaves_no_half_record(tmp_path: Path) -> None:
+    """A record that does not fit is refused whole; the next one continues the chain."""
+    log = Audit(tmp_path)
+    log.record("a", "one")
+    size = (tmp_path / "audit.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, hard))  # the kernel takes the first 40 bytes of the next
+    try:
+        with pytest.raises(OSError):
+            log.record("a", "two")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "audit.jsonl").stat().st_size == size
+    log.record("a", "three")
+    log.close()
+    assert verify(tmp_path) == (True, 2, "")
+    assert [record["action"] for record in Audit(tmp_path).read()] == ["one", "three"]

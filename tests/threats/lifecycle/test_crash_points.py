@@ -5,9 +5,8 @@ import os
 import random
 import signal
 import threading
-from pathlib import Path
 
-from sandbox_lab import LONG, PATIENCE, Lab, left, until
+from sandbox_lab import LONG, PATIENCE, Lab, alive, left, until
 
 from atoll import Sandbox, errors
 
@@ -51,10 +50,3 @@ def test_random_kills_leak_nothing_and_lose_nothing(own_lab: Lab) -> None:
         if info.state != "ended":
             Sandbox.connect(info.id, home=own_lab.home).destroy()
     until(lambda: not any(left(own_lab.mark, own_lab.home).values()), "nothing is left")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from sandbox_lab import Lab, until
+from sandbox_lab import Lab, alive, until
 
 from atoll import Sandbox
 
@@ -22,4 +22,4 @@ def test_it_is_gone_before_the_first_answer(own_lab: Lab) -> None:
     first = Sandbox.list(home=own_lab.home, state="all")  # starts the next daemon; this is its first answer
     assert [(info.id, info.state) for info in first] == [(ident, "ended")]
     assert first[0].end is not None and first[0].end["kind"] == "expired"
-    until(lambda: not os.path.exists(f"/proc/{init}"), "its processes are gone")
+    until(lambda: not alive(init), "its processes are gone")

@@ -4,9 +4,8 @@ import os
 import signal
 import socket
 import threading
-from pathlib import Path
 
-from sandbox_lab import LONG, Lab, until
+from sandbox_lab import LONG, Lab, alive, until
 
 PROBE = """
 import os, socket, sys
@@ -55,12 +54,7 @@ def test_no_connection_is_let_through_while_the_daemon_changes(own_lab: Lab) -> 
             for _ in range(20 if LONG else 2):
                 pid, before = own_lab.start(), tried()
                 os.kill(pid, signal.SIGKILL)
-                until(
-                    lambda pid=pid: (
-                        not Path(f"/proc/{pid}/cmdline").exists() or not Path(f"/proc/{pid}/cmdline").read_bytes()
-                    ),
-                    "killed",
-                )
+                until(lambda pid=pid: not alive(pid), "it is gone")
                 own_lab.start()
                 until(lambda before=before: tried() > before, "it knocked on")
             assert made.files.read("/workspace/tried").split()[1] == b"0"
