@@ -6,6 +6,7 @@ the newest hash is therefore also kept in `audit.head`, written after each appen
 its head says so in a record of its own (`audit.gap`), which every later `verify` reports.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -87,7 +88,7 @@ class Audit:
             )
             head = _digest(self._head, body)
             line = f'{{"hash":"{head}","record":{body}}}\n'.encode()
-            os.write(self._fd, line)
+            self._append(line)
             self._seq, self._head = self._seq + 1, head
             self._size += len(line)
             self._write_head()
@@ -123,6 +124,16 @@ class Audit:
     def close(self) -> None:
         os.close(self._fd)
         os.close(self._head_fd)
+
+    def _append(self, line: bytes) -> None:
+        """All of it or nothing: on a full disk half a line would spoil the next record too."""
+        try:
+            written = os.write(self._fd, line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, "the audit log could not be written")
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
 
     def _write_head(self) -> None:
         os.pwrite(self._head_fd, f"{self._seq:020d} {self._head}\n".encode(), 0)
