@@ -33,6 +33,8 @@ _HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te")
 )
 _OURS = frozenset((b"x-k8e-expose-session", b"x-forwarded-host", b"x-forwarded-prefix", b"x-forwarded-proto"))
+# Answers that act on all of an origin: a worker for every path would see other sandboxes' addresses and answer for them.
+_WHOLE_ORIGIN = frozenset((b"service-worker-allowed", b"clear-site-data"))
 
 Read = Callable[[], Awaitable[bytes]]
 Headers = list[tuple[bytes, bytes]]
@@ -318,6 +320,8 @@ def _request_headers(request: h11.Request, target: Target, prefix: str) -> Heade
 def _answer(event: "h11.InformationalResponse | h11.Response", shared_origin: bool) -> Any:
     switching = event.status_code == 101
     headers = [(name, value) for name, value in event.headers if switching or name not in _HOP]
+    if shared_origin:
+        headers = [(name, value) for name, value in headers if name not in _WHOLE_ORIGIN]
     if shared_origin and not switching and not any(name == b"referrer-policy" for name, _ in headers):
         headers.append((b"referrer-policy", b"same-origin"))  # the address holds the secret
     return type(event)(status_code=event.status_code, headers=headers, reason=event.reason)
