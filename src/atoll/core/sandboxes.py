@@ -307,9 +307,10 @@ class Sandboxes:
         runtime = await self.backend.pick(spec.runtime if spec.runtime != "auto" else self.config.sandboxes.runtime)
         image = await self.images.choose(spec.image, spec.program)
         row = {**self._new_row(who, spec, runtime, image, limits, policy), "parent_id": parent}
+        # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
+        quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
         spare = self._claim(row, spec, image, limits, required, mounts)
         try:
-            quotas.reserve(who, limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
             self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
             if not spec.start:
                 self.store.finish_create(row["id"], state="stopped")
