@@ -4,7 +4,8 @@ import base64
 from typing import Any
 
 import pytest
-from function_lab import Envelope, FunctionLab
+from function_lab import Envelope, FunctionLab, until
+from sandbox_lab import descriptors
 
 FS = "sandbox::fs::"
 
@@ -318,3 +319,39 @@ def test_iii_sed_tells_of_every_file(fn: FunctionLab, box: str) -> None:
     fn.sh(box, "mkdir /lots; cd /lots; for i in $(seq 700); do echo a > f$i; done")
     done = fn(FS + "sed", sandbox_id=box, path="/lots", pattern="a", replacement="b")
     assert len({one["path"] for one in done["results"]}) == done["total_replacements"] == 700
+
+
+def test_iii_D8_an_upload_whose_sender_dies_changes_nothing(fn: FunctionLab, box: str) -> None:
+    """Keep the old file and leave no other when a caller goes away in the middle of its body."""
+    import socket
+
+    fn.put(box, "/cut/f", "old")
+    target = f"/functions/{FS}write?sandbox_id={box}&path=/cut/f"
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(f"{fn.home}/daemon.sock")
+        sock.sendall(f"PUT {target} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n".encode() + b"n" * 5000)
+        until(lambda: len(fn(FS + "ls", sandbox_id=box, path="/cut")["entries"]) > 1, "it is being written")
+    until(lambda: [one["name"] for one in fn(FS + "ls", sandbox_id=box, path="/cut")["entries"]] == ["f"], "no other")
+    assert fn.get(box, "/cut/f") == "old"
+
+
+def test_iii_many_calls_in_a_row(fn: FunctionLab, box: str) -> None:
+    """Serve thousands of calls, good and bad, and hold on to nothing."""
+    import http.client
+    import os
+    import socket
+
+    pid = fn.start()
+    before = descriptors(pid)
+    count = 10_000 if os.environ.get("ATOLL_TEST_LONG") else 500
+    connection = http.client.HTTPConnection("daemon", timeout=90)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(f"{fn.home}/daemon.sock")
+    for number in range(count):
+        body = b'{"sandbox_id": "%s", "path": "/"}' % box.encode() if number % 2 else b'{"sandbox_id": 1}'
+        connection.request("POST", f"/functions/{FS}stat", body)
+        response = connection.getresponse()
+        response.read()
+        assert response.status == (200 if number % 2 else 400)
+    connection.close()
+    until(lambda: descriptors(pid) <= before + 5, "no descriptor is left open")

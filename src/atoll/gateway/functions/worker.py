@@ -137,12 +137,15 @@ class Worker:
             except Refused as refused:
                 raise Refused(str(refused)) from None
             except Failure as failure:
-                raise Refused(str(failure)) from None
+                raise Refused(self._told(failure)) from None
             except errors.AtollError as error:
                 code = "S216" if "::fs::" in function else "S300"
-                raise Refused(str(Failure(code, error.message))) from None
+                raise Refused(self._told(Failure(code, error.message))) from None
 
         return handle
+
+    def _told(self, failure: Failure) -> str:
+        return f"handler error: {failure}" if self.door.settings.legacy_error_prefix else str(failure)
 
     async def _write(self, data: Any) -> Any:
         content = data.get("content") if isinstance(data, dict) else None
