@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll import errors
+from atoll.backends.local.rootless import standing
 from atoll.egress import Egress, EgressEvent, EgressPolicy, Kept, Link, default_hosts
 from atoll.model import CreateSandbox
 
@@ -164,7 +165,7 @@ class Broker:
         self.on_traffic: OnTraffic = lambda sandbox, counters: None
 
     async def start(self) -> None:
-        uid = BROKER_UID if os.geteuid() == 0 else None
+        uid = None if standing().rootless else BROKER_UID
         self._starting = asyncio.create_task(
             Egress.start(self._directory, uid, lambda event: self.on_blocked(event), servers=self._settings.servers)
         )

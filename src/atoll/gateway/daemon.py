@@ -20,6 +20,7 @@ from typing import TextIO
 
 from atoll import config, errors
 from atoll.backends.contract import Backend
+from atoll.backends.local import rootless
 from atoll.core import Core
 from atoll.core.images import Images
 from atoll.core.network import Network
@@ -216,6 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     grpc = None if given.grpc is None else [address for address in given.grpc if address != "default"]
     os.umask(0o077)
     try:
+        rootless.enter(home / "run")
         prepare_home(home)
         lock = take_lock(home)
         start_log(home, config.load(home).daemon.log_level)

@@ -5,7 +5,9 @@ who started the daemon, seen from outside; ids are not shifted by mounts, becaus
 to be had (control groups that were not delegated, loop devices) is said by `enforced`, or refused where it was asked for.
 """
 
+import array
 import ctypes
+import fcntl
 import os
 import pwd
 import subprocess
@@ -19,6 +21,8 @@ from atoll.errors import Unsupported
 _CLONE_NEWNS = 0x0002_0000
 _CLONE_NEWUSER = 0x1000_0000
 _MS_REC_PRIVATE = 0x4000 | 0x4_0000
+_NS_GET_PARENT = 0xB702
+_NS_GET_OWNER_UID = 0xB704
 _ALL = 0xFFFF_FFFF
 APPARMOR_SWITCH = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
 USERNS_SWITCHES = (Path("/proc/sys/kernel/unprivileged_userns_clone"), Path("/proc/sys/user/max_user_namespaces"))
@@ -45,9 +49,13 @@ def standing() -> Standing:
     return Standing(True, count)
 
 
-def enter() -> None:
-    """Become root of a new user and mount namespace. Does nothing for root. Call it before there are threads."""
-    if os.geteuid() == 0:
+def enter(runs: Path) -> None:
+    """Become root of a user and mount namespace. Does nothing for root. Call it before there are threads.
+
+    Sandboxes that outlived an earlier daemon, whose run directories are below `runs`, keep its user namespace alive: that one
+    is entered again, so that they and their network are still ours.
+    """
+    if os.geteuid() == 0 or _enter_again(runs):
         return
     uid, gid = os.geteuid(), os.getegid()
     ranges = _subordinate("/etc/subuid", uid), _subordinate("/etc/subgid", uid)
@@ -68,6 +76,38 @@ def enter() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) != 0:
         raise Unsupported(f"user namespaces have no rights here: {os.strerror(ctypes.get_errno())}", hint=_fix())
+
+
+def _enter_again(runs: Path) -> bool:
+    for file in runs.glob("*/pid"):
+        with suppress(OSError, ValueError):
+            inner = os.open(f"/proc/{int(file.read_text())}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                outer = fcntl.ioctl(inner, _NS_GET_PARENT)  # refused when it is no namespace below ours
+                try:
+                    if _own(outer) and _join(outer):
+                        return True
+                finally:
+                    os.close(outer)
+            finally:
+                os.close(inner)
+    return False
+
+
+def _own(namespace: int) -> bool:
+    """Made by this very user; the number of a process may have come to mean another one."""
+    owner = array.array("I", [0])
+    fcntl.ioctl(namespace, _NS_GET_OWNER_UID, owner)
+    return owner[0] == os.geteuid()
+
+
+def _join(namespace: int) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, _CLONE_NEWUSER) != 0:
+        return False
+    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) != 0:
+        raise Unsupported(f"user namespaces have no rights here: {os.strerror(ctypes.get_errno())}", hint=_fix())
+    return True
 
 
 def _unshare() -> None:
