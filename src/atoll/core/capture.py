@@ -134,9 +134,12 @@ class Capture:
                     known = many.get(path) or await self._read(root, path, stamp, pool)
                     self._found(place, path, known, started)
 
-        async with asyncio.TaskGroup() as readers:
-            for _ in range(min(AT_ONCE, len(left))):
-                readers.create_task(reader())
+        try:
+            async with asyncio.TaskGroup() as readers:
+                for _ in range(min(AT_ONCE, len(left))):
+                    readers.create_task(reader())
+        except ExceptionGroup as several:  # the first is the reason, and what callers are told
+            raise several.exceptions[0] from None
 
     def _found(self, place: int, path: bytes, known: Known | None, started: float) -> None:
         if known is None:
