@@ -64,7 +64,8 @@ pub fn enter(spaces: &Spaces) -> Result<()> {
         drop_groups()?;
         sys::check(libc::setresgid(0, 0, 0).into(), step, "setresgid")?;
         sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid")?;
-        sys::check(libc::unshare(libc::CLONE_NEWCGROUP).into(), step, "unshare(cgroup)").map(|_| ())
+        let others = libc::CLONE_NEWCGROUP | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+        sys::check(libc::unshare(others).into(), step, "unshare(cgroup, ipc, uts)").map(|_| ())
     }
 }
 

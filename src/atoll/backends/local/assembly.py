@@ -75,6 +75,7 @@ class Assembly:
         self._step("started")
         tasks = host_tasks(spec.limits.pids) if self._engine.inside else None
         enforced = {**group.apply(spec.limits, tasks), "disk_mb": True, "files": True}
+        enforced["pids"] |= self._engine.inside  # gVisor counts them itself
         if missing := sorted(name for name in spec.required if not enforced.get(name, False)):
             init.close()
             raise Unsupported(
@@ -222,7 +223,7 @@ class Assembly:
         spec = self._spec
         limits = spec.limits
         rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
-        if self._engine.inside:
+        if self._engine.inside or self._backend.standing.rootless:
             processes = limits.pids + SPARE_PIDS
             rlimits["nproc"] = [processes, processes]
         message = {

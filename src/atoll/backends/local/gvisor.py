@@ -58,7 +58,7 @@ class GvisorBox(ContainerBox):
         self._door.close()
 
     def _apply(self, limits: Limits) -> dict[str, bool]:
-        return self._group.apply(limits, host_tasks(limits.pids))
+        return {**self._group.apply(limits, host_tasks(limits.pids)), "pids": True}
 
     def _disk(self) -> tuple[int | None, int | None]:
         # The sentry sees nothing of the disk by name; the gofer's root is the sandbox's.
