@@ -1,7 +1,9 @@
 """The client against an agent that misbehaves: wrong secrets, broken frames, floods, cut connections."""
 
 import asyncio
+import gc
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,25 @@ async def test_a_request_is_answered_and_errors_keep_their_class(tmp_path: Path)
             assert caught.value.details["errno"] == 28
         with pytest.raises(ProgramNotStarted):
             await client.request("exec", code="program_not_found")
+        await client.close()
+
+
+async def test_the_writer_that_dialled_lives_as_long_as_its_connection(tmp_path: Path) -> None:
+    async def script(peer: Peer, stream: int, request: dict[str, Any]) -> None:
+        peer.ok(stream)
+
+    async with ScriptedAgent(tmp_path / "a.sock", script) as agent:
+        client, dial, writers = agent.client(), agent.client()._dial, []
+
+        async def remembered() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await dial()
+            writers.append(weakref.ref(writer))
+            return reader, writer
+
+        client._dial = remembered
+        await client.request("stat", path="/x")
+        gc.collect()
+        assert len(writers) == 1 and writers[0]() is not None  # else newer Pythons close the socket under us
         await client.close()
 
 

@@ -75,6 +75,7 @@ class GuestClient:
     async def _connect_once(self) -> Connection:
         reader, writer = await self._dial()
         connection = Connection()
+        connection.dialled_by = writer
         transport = writer.transport
         connection.connection_made(transport)
         early = bytes(getattr(reader, "_buffer", b""))  # an agent that speaks first may have spoken already

@@ -201,6 +201,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self._reader = wire.FrameReader()
         self._transport: asyncio.Transport | None = None
+        self.dialled_by: object = None  # newer Pythons close a socket whose stream writer is forgotten
         self._streams: dict[int, Stream] = {}
         self._next = 1
         self._writable: asyncio.Future[None] | None = None
