@@ -74,7 +74,7 @@ def _size() -> tuple[int, int]:
     for descriptor in (0, 1, 2):
         try:
             size = os.get_terminal_size(descriptor)
-            return max(size.lines, 1), max(size.columns, 1)
+            return size.lines or 24, size.columns or 80  # a terminal nobody gave a size says 0
         except OSError:
             continue
     return 24, 80
