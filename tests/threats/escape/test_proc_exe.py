@@ -14,16 +14,16 @@ OVERWRITE = """
 import os
 tried = 0
 for pid in ['self', '1', *[p for p in os.listdir('/proc') if p.isdigit()]]:
+    try:
+        if os.readlink(f'/proc/{pid}/exe').startswith(('/usr/', '/bin/')): continue  # its own programs it may break
+    except OSError: pass
     for flags in (os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC):
         try:
             kept = os.open(f'/proc/{pid}/exe', os.O_PATH)
             fd = os.open(f'/proc/self/fd/{kept}', flags)
         except OSError:
             continue
-        path = os.readlink(f'/proc/self/fd/{fd}')
-        if not path.startswith('/usr/bin/python') :
-            os.write(fd, b'#!/bin/sh\\n')
-            tried += 1
+        tried += 1
 for path in ('/.atoll/guest',):
     for flags in (os.O_WRONLY, os.O_RDWR | os.O_TRUNC):
         try:

@@ -55,3 +55,19 @@ def test_targets_cannot_cover_what_is_ours(lab: Lab) -> None:
     for target in ("/", "/proc", "/proc/sys", "/dev", "/sys/fs", "/.atoll", "/.atoll/guest", "relative", "/a/../../b"):
         with pytest.raises(errors.AtollError):
             lab.create(runtime="container", mounts=[{"source": "/tmp", "target": target}])
+
+
+def test_git_takes_no_configuration_from_elsewhere(lab: Lab) -> None:
+    """Both files decide which configuration, and so which programs, git uses on the host."""
+    project = Path("/tmp") / f"atoll-project-{os.getpid()}-{os.urandom(3).hex()}"
+    (project / ".git").mkdir(parents=True)
+    levers = [project / ".git" / name for name in ("commondir", "config.worktree")]
+    for lever in levers:
+        lever.write_text("mine\n")
+    try:
+        with lab.sandbox(runtime="container", mounts=[{"source": str(project), "target": "/data"}]) as made:
+            made.exec("cd /data/.git; for f in commondir config.worktree; do echo evil > $f; rm -f $f; mv $f x; done")
+            assert made.exec("echo fine > /data/.git/index && cat /data/.git/index").stdout == "fine\n"  # control
+        assert [lever.read_text() for lever in levers] == ["mine\n", "mine\n"]
+    finally:
+        shutil.rmtree(project)
