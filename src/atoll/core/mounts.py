@@ -14,7 +14,8 @@ from atoll.core.access import Principal
 from atoll.model import CreateSandbox
 
 GUARDED = (
-    ".git/hooks", ".git/config", ".claude", ".codex", ".gemini", ".mcp.json", ".vscode", "agentkernel.toml", "atoll.toml",
+    ".git/hooks", ".git/config", ".git/config.worktree", ".git/commondir",
+    ".claude", ".codex", ".gemini", ".mcp.json", ".vscode", "agentkernel.toml", "atoll.toml",
 )  # fmt: skip
 # The machine itself: no request may name these, nor anything below the last five.
 MACHINE = ("/", "/etc", "/home", "/usr", "/var", "/boot", "/dev", "/proc", "/run", "/sys")
