@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -58,16 +59,22 @@ def test_targets_cannot_cover_what_is_ours(lab: Lab) -> None:
 
 
 def test_git_takes_no_configuration_from_elsewhere(lab: Lab) -> None:
-    """Both files decide which configuration, and so which programs, git uses on the host."""
+    """A new `.git/commondir` would make git on the host run what a file of the sandbox says: nothing in `.git` is writable."""
     project = Path("/tmp") / f"atoll-project-{os.getpid()}-{os.urandom(3).hex()}"
-    (project / ".git").mkdir(parents=True)
-    levers = [project / ".git" / name for name in ("commondir", "config.worktree")]
-    for lever in levers:
-        lever.write_text("mine\n")
+    subprocess.run(["git", "init", "-q", str(project)], check=True)
+    attack = (
+        "mkdir -p /data/evil/objects /data/evil/refs; echo ref: refs/heads/x > /data/evil/HEAD; "
+        f"printf '[core]\\n\\tfsmonitor = touch {project}/ran #\\n' > /data/evil/config; "
+        "echo ../evil > /data/.git/commondir; mv /data/.git /data/x; rm -rf /data/.git/config; echo done"
+    )
     try:
         with lab.sandbox(runtime="container", mounts=[{"source": str(project), "target": "/data"}]) as made:
-            made.exec("cd /data/.git; for f in commondir config.worktree; do echo evil > $f; rm -f $f; mv $f x; done")
-            assert made.exec("echo fine > /data/.git/index && cat /data/.git/index").stdout == "fine\n"  # control
-        assert [lever.read_text() for lever in levers] == ["mine\n", "mine\n"]
+            assert made.exec(attack).stdout == "done\n"
+        assert (project / "evil" / "config").exists() and not (project / ".git" / "commondir").exists()
+        subprocess.run(["git", "-C", str(project), "status"], capture_output=True, timeout=60)
+        assert not (project / "ran").exists()
+        (project / ".git" / "commondir").write_text("../evil\n")  # control: with that file, git does run it
+        subprocess.run(["git", "-C", str(project), "status"], capture_output=True, timeout=60)
+        assert (project / "ran").exists()
     finally:
         shutil.rmtree(project)

@@ -26,19 +26,20 @@ def canary() -> Iterator[Path]:
     made.rmdir()
 
 
+PLANT = """
+import os, shutil, sys
+canary, top = sys.argv[1], '/workspace/l'
+shutil.rmtree(top, ignore_errors=True); os.mkdir(top); os.chdir(top)
+links = {'absolute': canary + '/file', 'relative': '../' * 8 + canary[1:] + '/file', 'dangling': canary + '/missing', 'directory': canary,
+         'through-proc': '/proc/1/root' + canary + '/file', 'hop0': canary + '/file', 'loop1': 'loop2', 'loop2': 'loop1'}
+links.update({f'hop{n}': f'hop{n - 1}' for n in range(1, 40)})
+for name, target in links.items(): os.symlink(target, name)
+"""
+
+
 def variants(sandbox: Sandbox, canary: Path) -> dict[str, str]:
     """Links of every kind to the canary, planted inside; what to ask for."""
-    script = f"""
-rm -rf /workspace/l; mkdir /workspace/l; cd /workspace/l
-ln -s {canary}/file absolute
-ln -s ../../../../../../../..{canary}/file relative
-ln -s {canary}/missing dangling
-ln -s {canary} directory
-ln -s /proc/1/root{canary}/file through-proc
-ln -s {canary}/file hop0; for i in $(seq 1 39); do ln -s hop$((i-1)) hop$i; done
-ln -s loop2 loop1; ln -s loop1 loop2
-"""
-    assert sandbox.exec(script).ok
+    assert sandbox.exec(["python3", "-c", PLANT, str(canary)]).ok
     names = ["absolute", "relative", "dangling", "directory/file", "directory", "through-proc", "hop39", "loop1"]
     return {name: f"/workspace/l/{name}" for name in names}
 
