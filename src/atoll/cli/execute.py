@@ -49,7 +49,7 @@ def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any
                 descriptor = 1 if value.stream == "stdout" else 2
                 write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
             elif isinstance(value, Started) and arguments.interactive:
-                feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))
+                feed_stdin(beside(link), ref, str(call.command_id))
             elif isinstance(value, dict):
                 if value.get("blocked"):
                     from .network import note_blocked
@@ -80,6 +80,11 @@ def kill_quietly(link: Link, ref: str, command_id: str) -> None:
         link.call(kill)
     except AtollError:
         pass  # it has ended, or the daemon saw us hang up
+
+
+def beside(link: Link) -> Link:
+    """A way of its own to the same daemon. A gateway's link carries many calls at once, so it is that one."""
+    return Link(link.home, path=link.path) if isinstance(link, Link) else link
 
 
 def feed_stdin(link: Link, ref: str, command_id: str) -> threading.Thread:

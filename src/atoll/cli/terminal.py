@@ -9,10 +9,9 @@ import termios
 import tty
 
 from ..client import calls
-from ..client.blocking import Link
 from ..client.results import Output, Started
 from ..errors import AtollError
-from .execute import exit_code, feed_stdin
+from .execute import beside, exit_code, feed_stdin
 from .output import OWN_FAILURE, say, write
 from .session import open_link, reference
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
+    from ..client.blocking import Link
     from .agentkernel.recording import Recorder
     from .grammar import Arguments
 
@@ -56,7 +56,7 @@ def on_terminal(
     call = calls.start(ref, command, pty=(rows, cols), stdin_stream=True, frames=True, env=env, **options)
     exchange = link.open(call)
     exchange.raise_for_status()
-    with _RawMode(), _Resizing(Link(link.home, path=link.path), ref, str(call.command_id)) as resizing:
+    with _RawMode(), _Resizing(beside(link), ref, str(call.command_id)) as resizing:
         for value in exchange.frames():
             if isinstance(value, Output):
                 write(1, value.data)
@@ -64,7 +64,7 @@ def on_terminal(
                     recorder.output(value.data)
             elif isinstance(value, Started):
                 resizing.begin()
-                feed_stdin(Link(link.home, path=link.path), ref, str(call.command_id))
+                feed_stdin(beside(link), ref, str(call.command_id))
             elif isinstance(value, dict):
                 return exit_code(value)
     return OWN_FAILURE
