@@ -156,13 +156,14 @@ def test_a_project_mount_keeps_its_levers_read_only(cli: Cli, project: Path) -> 
     (project / ".mcp.json").write_text("{}")
     (project / ".vscode").mkdir()
     code = (
-        "for f in .git/hooks/post-checkout .git/config .mcp.json .vscode/tasks.json; do echo x > $f 2>/dev/null && echo $f; done;"
-        " mv .git .other 2>/dev/null && echo moved; mv .mcp.json m 2>/dev/null && echo moved; echo x > .git/ok && echo fine"
+        "for f in .git/hooks/post-checkout .git/config .git/commondir .mcp.json .vscode/tasks.json; "
+        "do echo x > $f 2>/dev/null && echo $f; done;"
+        " mv .git .other 2>/dev/null && echo moved; mv .mcp.json m 2>/dev/null && echo moved; echo x > ok && echo fine"
     )
     done = cli("run", "--compatibility-mode", "claude", "sh", "-c", code)
     assert done.stdout == b"fine\n", done
     assert (project / ".git" / "config").read_text() == "[core]\n" and (project / ".mcp.json").read_text() == "{}"
-    assert not list((project / ".git" / "hooks").iterdir())
+    assert not list((project / ".git" / "hooks").iterdir()) and not (project / ".git" / "commondir").exists()
 
 
 def test_ak_P11_K5_no_network_leaves_loopback_only(cli: Cli, project: Path) -> None:

@@ -1,8 +1,9 @@
 """Directories of the host that a sandbox sees: checked, with atoll's own state masked and a project's levers read-only.
 
 A program in a sandbox that can write a project could plant what people's tools later run: hooks, editor tasks, settings of
-coding agents. Those paths are mounted read-only over a writable mount. `.git` becomes a mount of its own, because a
-directory that holds mount points could still be renamed away, and a mount point cannot.
+coding agents. Those paths are mounted read-only over a writable mount. So is `.git` as a whole: a file made in it, such as
+`commondir`, decides which configuration git on the host reads, and what does not exist yet cannot be covered one by one.
+Somebody who wants commits made inside mounts the `.git` directory itself, by name.
 """
 
 import os
@@ -14,8 +15,7 @@ from atoll.core.access import Principal
 from atoll.model import CreateSandbox
 
 GUARDED = (
-    ".git/hooks", ".git/config", ".git/config.worktree", ".git/commondir",
-    ".claude", ".codex", ".gemini", ".mcp.json", ".vscode", "agentkernel.toml", "atoll.toml",
+    ".git", ".claude", ".codex", ".gemini", ".mcp.json", ".vscode", "agentkernel.toml", "atoll.toml",
 )  # fmt: skip
 # The machine itself: no request may name these, nor anything below the last five.
 MACHINE = ("/", "/etc", "/home", "/usr", "/var", "/boot", "/dev", "/proc", "/run", "/sys")
@@ -63,11 +63,6 @@ def _masks(home: Path, state: str, source: str, target: str, who: Principal) -> 
 
 def _guards(source: str, target: str, who: Principal) -> list[Mount]:
     found = []
-    git = os.path.join(source, ".git")
-    if os.path.isdir(git) and not os.path.islink(git):
-        found.append(Mount(git, f"{target}/.git", False, who.uid, who.gid))
-    elif os.path.isfile(git) and not os.path.islink(git):
-        found.append(Mount(git, f"{target}/.git", True, who.uid, who.gid))
     for name in GUARDED:
         place = os.path.join(source, name)
         plain = os.path.realpath(place) == place  # through a link it would be another file, guarded there or not ours
