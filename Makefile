@@ -24,6 +24,7 @@ system-test:
 	@scripts/install-system.sh test
 
 .venv/.done: pyproject.toml requirements.lock
+	@echo "setting up .venv" >&2
 	@test -x .venv/bin/python || $$(command -v /usr/bin/python3 || command -v python3) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
@@ -36,10 +37,12 @@ bytecode: .venv/.done
 binaries: $(BIN)/atoll-guest $(BIN)/atoll-launch
 
 $(BIN)/atoll-guest: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src guest/.cargo -type f 2>/dev/null)
+	@echo "building the guest agent (a minute or two)" >&2
 	@cd guest && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp guest/target/release/atoll-guest $@.new && mv $@.new $@
 
 $(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launcher/src launcher/.cargo -type f 2>/dev/null)
+	@echo "building the launcher" >&2
 	@cd launcher && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp launcher/target/release/atoll-launch $@.new && mv $@.new $@
 
