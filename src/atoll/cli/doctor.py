@@ -65,10 +65,10 @@ def _tell_all(checks: list[dict[str, Any]], problems: int) -> None:
 
     for check in checks:
         mark = "ok" if check["ok"] else "note" if check.get("optional") else "FAIL"
-        text = safe(f"  {check['name'].ljust(18)} {check['detail']}\n")
+        text = safe(f"  {check['name'].ljust(19)} {check['detail']}\n")
         write(1, (coloured(mark.ljust(4), mark) + text).encode("utf-8", "replace"))
         if check.get("fix"):
-            tell(f"      {' ' * 18} fix: {check['fix']}")
+            tell(f"      {' ' * 19} fix: {check['fix']}")
     tell("\nEverything needed works." if not problems else f"\n{problems} problem(s).")
 
 

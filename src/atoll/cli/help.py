@@ -56,7 +56,7 @@ def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
 
 def show(arguments: Arguments) -> int:
     name = " ".join(arguments.rest)
-    if not name or name in GROUPS:
+    if not name or name in GROUPS or any(verb.startswith(name + " ") for verb in BY_NAME if name not in BY_NAME):
         overview(name or None)
     elif name in BY_NAME:
         describe(BY_NAME[name])

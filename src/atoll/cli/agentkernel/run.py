@@ -18,6 +18,7 @@ from .words import called_agentkernel, duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from threading import Timer
     from typing import Any
 
     from ..grammar import Arguments
@@ -35,7 +36,12 @@ def run(arguments: Arguments) -> int:
     request = _request(arguments, project, argv, link)
     call = Call("POST", "/v1/run", dumps(request).encode("ascii"), _HEADERS, timeout=None)
     call.command_id = request["command"]["id"]
-    return _follow(link, call, arguments, argv, mounted=bool(request["sandbox"].get("mounts")))
+    waiting = _tell_waiting(request["sandbox"]["image"]) if os.isatty(2) else None
+    try:
+        return _follow(link, call, arguments, argv, waiting, mounted=bool(request["sandbox"].get("mounts")))
+    finally:
+        if waiting is not None:
+            waiting.cancel()
 
 
 def template_project(arguments: Arguments) -> Project | None:
@@ -65,7 +71,18 @@ def _request(arguments: Arguments, project: Project | None, argv: list[str], lin
     return request
 
 
-def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], mounted: bool) -> int:
+def _tell_waiting(image: str) -> Timer:
+    """Say what takes so long when a person waits: an image is fetched or built at its first use."""
+    from threading import Timer
+
+    text = f"atoll: getting the sandbox ready; the first use of the image {image} can take some minutes"
+    timer = Timer(4.0, say, (text,))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], waiting: Timer | None, mounted: bool) -> int:
     sandbox: dict[str, Any] = {}
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
     exchange = link.open(call)
@@ -76,6 +93,8 @@ def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], mount
             write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
         elif isinstance(value, Event):
             sandbox = value.data.get("sandbox") or sandbox
+            if waiting is not None:
+                waiting.cancel()
         elif isinstance(value, Started):
             if not os.isatty(0):
                 feed_stdin(Link(link.home, path=link.path), sandbox["id"], str(call.command_id))
