@@ -19,7 +19,6 @@ HOME = "/root"
 FOREVER_S = 10 * 365 * 86400.0
 AT_NEXT_SCAN_S = 5.0
 DISK_MB = 2048
-OPEN_FILES = 65_536
 LINGER_S, LOOK_S = 2.0, 0.05
 STOP_S = 0.8
 LANGUAGES = {"node": "js", "js": "js", "javascript": "js", "python": "py", "py": "py", "shell": "sh", "sh": "sh",
