@@ -145,7 +145,13 @@ def test_iii_Q16_allowlist_fails_closed() -> None:
     """Without a list all is allowed; with one only what it names; an empty one allows nothing."""
     Allowlist.of(None).check("anything:1", CATALOG)
     allowed = Allowlist.of(["python", "registry.example.com/team/app:1", "host"])
-    for name in ("python", "docker.io/library/python:3.12-alpine", "python:3.12-alpine", "registry.example.com/team/app:1", "host"):
+    for name in (
+        "python",
+        "docker.io/library/python:3.12-alpine",
+        "python:3.12-alpine",
+        "registry.example.com/team/app:1",
+        "host",
+    ):
         allowed.check(name, CATALOG)
     for name in ("node", "python:3.13", "registry.example.com/team/app:2", "registry.example.com/team/app", "Python"):
         with pytest.raises((ImageNotAllowed, InvalidArgument)):

@@ -29,7 +29,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory.mkdir()
     program = directory / "docker-credential-lab"
     program.write_text(
-        "#!/bin/sh\nread -r server\n[ \"$1\" = get ] || exit 9\n"
+        '#!/bin/sh\nread -r server\n[ "$1" = get ] || exit 9\n'
         'case "$server" in\n'
         '  secret.example.com) echo \'{"Username":"bob","Secret":"hunter2"}\' ;;\n'
         '  token.example.com) echo \'{"Username":"<token>","Secret":"refresh"}\' ;;\n'
@@ -41,7 +41,9 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-@pytest.mark.parametrize("key", ["reg.example.com", "https://reg.example.com", "https://reg.example.com/v2/", "http://reg.example.com"])
+@pytest.mark.parametrize(
+    "key", ["reg.example.com", "https://reg.example.com", "https://reg.example.com/v2/", "http://reg.example.com"]
+)
 def test_reads_plain_entries(tmp_path: Path, key: str) -> None:
     found = config(tmp_path, {"auths": {key: encoded("alice:pass:word")}})
     assert found.login("reg.example.com") == Login("alice", "pass:word")
@@ -63,7 +65,9 @@ def test_asks_helpers(tmp_path: Path, helper: Path) -> None:
     """A helper for one registry, or for all; not found means no login, nonsense is an error."""
     one = config(tmp_path, {"credHelpers": {"secret.example.com": "lab"}, "auths": {"x.io": encoded("a:b")}})
     assert one.login("secret.example.com") == Login("bob", "hunter2") and one.login("x.io") == Login("a", "b")
-    every = config(tmp_path, {"credsStore": "lab", "auths": {"plain.example.com": encoded("a:b"), "secret.example.com": {}}})
+    every = config(
+        tmp_path, {"credsStore": "lab", "auths": {"plain.example.com": encoded("a:b"), "secret.example.com": {}}}
+    )
     assert every.login("secret.example.com") == Login("bob", "hunter2")
     assert every.login("token.example.com") == Login("", "", "refresh")
     assert every.login("plain.example.com") == Login("a", "b") and every.login("unknown.example.com") is None

@@ -142,7 +142,11 @@ def test_etc_holds_the_short_list_and_no_secret(tmp_path: Path) -> None:
     root, target = fake_root(tmp_path), tmp_path / "out"
     target.mkdir()
     write(plan(root, None), target)
-    texts = {str(path.relative_to(target)): path.read_text() for path in target.rglob("*") if path.is_file() and not path.is_symlink()}
+    texts = {
+        str(path.relative_to(target)): path.read_text()
+        for path in target.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
     for word in ("secret", "maria", "Maria", "Boss", "10.0.0"):
         assert not [name for name, text in texts.items() if word in text], word
     assert texts["passwd"].startswith("root:x:0:0::/root:/bin/bash\n") and "user:x:1000:1000" in texts["passwd"]
@@ -191,7 +195,9 @@ def test_hidden_files_cannot_be_reached_by_root(tmp_path: Path) -> None:
     image = make(tmp_path, small_usr(tmp_path))
     point = tmp_path / "point"
     point.mkdir()
-    script = 'mount -t overlay overlay -o ro,lowerdir="$2" "$1" && cd "$1" && ls . bin share/x && cat share/x/open bin/link'
+    script = (
+        'mount -t overlay overlay -o ro,lowerdir="$2" "$1" && cd "$1" && ls . bin share/x && cat share/x/open bin/link'
+    )
     lowers = ":".join(map(str, image.usr_lowers))
     done = subprocess.run(
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(point), lowers],

@@ -100,9 +100,7 @@ def test_refuses_and_leaves_no_trace(name: str, layers: LayerStore, tmp_path: Pa
     canary = tmp_path / "canary"
     canary.mkdir()
     (canary / "secret").write_text("untouched")
-    members = [
-        Member(m.name, m.data, m.kind, m.link.format(canary=canary), m.mode, pax=m.pax) for m in ESCAPES[name]
-    ]
+    members = [Member(m.name, m.data, m.kind, m.link.format(canary=canary), m.mode, pax=m.pax) for m in ESCAPES[name]]
     with pytest.raises(ImageError):
         unpack(layers, *members)
     assert os.listdir(canary) == ["secret"] and (canary / "secret").read_text() == "untouched"
@@ -136,7 +134,9 @@ def test_leaves_out_devices_and_set_id_bits(layers: LayerStore) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="owners can be given only by root")
 def test_keeps_owners_a_sandbox_can_have(layers: LayerStore) -> None:
     """Owners up to 65535 are kept; higher ones, which no sandbox has, become nobody."""
-    layer = unpack(layers, Member("a", b"", uid=1000, gid=50), Member("b", uid=70_000, gid=2**31), directory("d", uid=33))
+    layer = unpack(
+        layers, Member("a", b"", uid=1000, gid=50), Member("b", uid=70_000, gid=2**31), directory("d", uid=33)
+    )
     found = tree(layer.path)
     assert (found["a"].st_uid, found["a"].st_gid) == (1000, 50)
     assert (found["b"].st_uid, found["b"].st_gid) == (65534, 65534)
@@ -240,9 +240,7 @@ MEMBERS = st.builds(
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(members=st.lists(MEMBERS, max_size=8))
-def test_no_archive_reaches_outside(
-    members: list[Member], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_no_archive_reaches_outside(members: list[Member], tmp_path_factory: pytest.TempPathFactory) -> None:
     """Whatever the entries, in whatever order: unpacked or refused, and nothing outside has changed."""
     root = tmp_path_factory.mktemp("any")
     canary = root / "canary"

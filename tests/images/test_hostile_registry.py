@@ -168,7 +168,8 @@ def test_login_goes_only_to_the_registry_it_is_for(fake: FakeRegistry, tmp_path:
 
 
 @pytest.mark.parametrize(
-    "target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "http://registry.example.com/x", "http://user@127.0.0.1/x", ""]
+    "target",
+    ["file:///etc/passwd", "ftp://127.0.0.1/x", "http://registry.example.com/x", "http://user@127.0.0.1/x", ""],
 )
 def test_refuses_redirects_to_strange_places(fake: FakeRegistry, tmp_path: Path, target: str) -> None:
     """A redirect leads to a web address, and not from here to an unencrypted one elsewhere."""

@@ -159,7 +159,9 @@ def test_unknown_images_say_how_to_get_them(tmp_path: Path) -> None:
     assert store.find("sha256:" + "0" * 64) is None and store.find("host") is None
 
 
-@pytest.mark.parametrize(("text", "path"), [("", "/"), ("/", "/"), ("app", "/app"), ("//a//b/", "/a/b"), (".", "/"), ("/procs", "/procs")])
+@pytest.mark.parametrize(
+    ("text", "path"), [("", "/"), ("/", "/"), ("app", "/app"), ("//a//b/", "/a/b"), (".", "/"), ("/procs", "/procs")]
+)
 def test_plain_working_directories(text: str, path: str) -> None:
     assert check_workdir(text) == path
 

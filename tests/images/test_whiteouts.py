@@ -99,5 +99,7 @@ def test_a_file_replaces_a_directory_of_a_lower_layer(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_old_storage_drivers_are_ignored(tmp_path: Path) -> None:
-    seen = merged(tmp_path, LOWER, make_tar(directory(".wh..wh.plnk"), Member(".wh..wh.plnk/1.2", b"x"), Member(".wh..wh.aufs")))
+    seen = merged(
+        tmp_path, LOWER, make_tar(directory(".wh..wh.plnk"), Member(".wh..wh.plnk/1.2", b"x"), Member(".wh..wh.aufs"))
+    )
     assert seen == {"d": "dir", "d/old": "1", "d/kept": "2", "f": "3"}

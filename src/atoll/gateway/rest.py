@@ -481,5 +481,5 @@ async def _follow(rest: Rest, owner: str, sandbox: str, after: int) -> AsyncIter
 
 # Routes of their own modules, here for their entries in the table
 from atoll.gateway import rest_approvals, rest_audit, rest_images, rest_keys, rest_network, rest_workspaces  # noqa: E402, F401
-from atoll.gateway.mcp import routes as mcp_routes  # noqa: E402, F401
 from atoll.gateway.functions import routes as function_routes  # noqa: E402, F401
+from atoll.gateway.mcp import routes as mcp_routes  # noqa: E402, F401
