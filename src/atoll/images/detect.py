@@ -21,6 +21,9 @@ _CONFIG = "agentkernel.toml"
 _HOST_PROGRAMS = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "usr/games")
 
 
+DEFAULT = "the default"  # why an image was chosen when neither command nor project says anything
+
+
 @dataclass(frozen=True, slots=True)
 class Detection:
     """The image, why it was chosen, and the program that has to be in it ("" when none is known)."""
@@ -53,7 +56,7 @@ def detect(
         if found is not None:
             name, why, named = found
             return Detection(name, why, program, explicit=named)
-    return Detection(catalog.default, "the default", program)
+    return Detection(catalog.default, DEFAULT, program)
 
 
 def missing_tool_hint(program: str, catalog: Catalog) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Unavailable, Unsupported
 from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
-from atoll.images.detect import Detection, host_program
+from atoll.images.detect import DEFAULT, Detection, host_program
 from atoll.images.host import HostImage
 from atoll.images.image import Image
 from atoll.images.progress import ProgressCallback, silent
@@ -54,8 +54,12 @@ def obtain(
     if local is not None:
         return Choice(local, f"{detection.why}; a copy is here")
     program = detection.program or (entry.commands[0] if entry.commands else "")
-    if allowlist.allows(HOST, catalog) and host_program(program) is not None:
-        return Choice(make_host(), f"{detection.why}; this machine has `{program}`")
+    if allowlist.allows(HOST, catalog):
+        if host_program(program) is not None:
+            return Choice(make_host(), f"{detection.why}; this machine has `{program}`")
+        if detection.why == DEFAULT and detection.program:
+            # Nothing knows this program, so no image is fetched for it: that it is missing shows at once.
+            return Choice(make_host(), f"{detection.why}; nothing here knows `{program}`")
     allowlist.check(name, catalog)
     return _fetched(entry, store, detection, progress, may_fetch)
 

@@ -19,6 +19,7 @@ from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.engines import RUNTIMES, Engine, program_of
 from atoll.backends.local.paths import Paths
 from atoll.errors import AtollError
+from atoll.guest import ConnectionLost
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
 
@@ -75,7 +76,7 @@ class Probes:
         except TimeoutError:
             why = f"no answer within {TIMEOUT:.0f} s"
             status = RuntimeStatus(runtime, False, why, _FIXES[runtime], version, engine.name)
-        except (AtollError, OSError) as error:
+        except (AtollError, OSError, ConnectionLost) as error:
             fix = getattr(error, "hint", "") or _FIXES[runtime]
             status = RuntimeStatus(runtime, False, str(error), fix, version, engine.name)
         self._remember(engine.name, key, status)
