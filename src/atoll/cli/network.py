@@ -113,14 +113,15 @@ def _print(event: dict[str, Any], as_json: bool) -> None:
     tell(f"{at}  {shown(event['sandbox_id'])}  {event['note']}".replace("\n", " "))
 
 
-def note_blocked(wire: dict[str, Any], session: str) -> None:
-    """After a command: what its network policy refused, and what would allow it."""
+def note_blocked(wire: dict[str, Any], session: str, remedy: str = "") -> None:
+    """After a command: what its network policy refused, and what would allow it (`remedy`, else a change of its list)."""
     blocked = wire.get("blocked") or []
     for item in blocked[:NOTED]:
         note = str(item.get("note") or "blocked")
         name = item.get("name")
         if name and item.get("reason") == "not an allowed host":
-            note += f"; allow it with: atoll sandbox allow-hosts --add {name} --session-id {session}"
+            allow = f"atoll sandbox allow-hosts --add {name} --session-id {session}"
+            note += f"; allow it with: {remedy.format(name=name) if remedy else allow}"
         say(note.replace("\n", " "))
     if len(blocked) > NOTED:
         say(f"blocked: {len(blocked) - NOTED} more; see: atoll egress log")

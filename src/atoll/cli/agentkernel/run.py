@@ -101,6 +101,10 @@ def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], waiti
         elif isinstance(value, dict):
             if arguments.keep:
                 _tell_kept(str(sandbox.get("name")))
+            if value.get("blocked"):
+                from ..network import note_blocked
+
+                note_blocked(value, str(sandbox.get("id", "")), "atoll run --allowed-hosts {name} ...")
             return _status(value, argv, sandbox, mounted)
     return OWN_FAILURE
 
