@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.backends.contract import Box, BoxSpec, RuntimeStatus
-from atoll.backends.local import children, disks
+from atoll.backends.local import binaries, children, disks
 from atoll.backends.local.assembly import Assembly
 from atoll.backends.local.cgroups import Groups
 from atoll.backends.local.container import ContainerBox
@@ -176,17 +176,25 @@ class LocalBackend:
         self._verify(box, keep_disk)
 
     def _recorded(self, record: dict[str, Any]) -> list[tuple[int, str | None]]:
-        """The sandbox's first process, from our record or the engine's. Where there are control groups nothing is left of it."""
+        """The sandbox's first process, from our record, the engine's or the launcher's. Where there are control groups nothing
+        is left of it by now; each is looked at before it counts, because its number may have come to mean another one."""
+        box = str(record["id"])
         found: list[tuple[int, str | None]] = (
             [(int(record["pid"]), str(record.get("started")))] if "pid" in record else []
         )
         for engine in ENGINES:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                state = json.loads((self.paths.state(engine, str(record["id"])) / "state.json").read_bytes())
+                state = json.loads((self.paths.state(engine, box) / "state.json").read_bytes())
                 pid = int(state["init_process_pid"])
                 started = children.start_time(pid)
                 if started and started.endswith(f"/{int(state['init_process_start'])}"):
                     found.append((pid, started))
+        with suppress(OSError, ValueError):
+            file = self.paths.run(box) / "pid"
+            pid = int(file.read_text())
+            program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
+            if program == os.fsencode(binaries.launcher()) and children.is_older(pid, file.stat().st_mtime):
+                found.append((pid, children.start_time(pid)))
         return found
 
     async def _detached(self, box: str) -> None:

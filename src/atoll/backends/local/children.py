@@ -93,6 +93,14 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else f"{boot}/{fields[19].decode()}"
 
 
+def is_older(pid: int, moment: float) -> bool:
+    """Whether the process was there at that moment; to the second, as the kernel's clock of starts has no better zero."""
+    stat = Path(f"/proc/{pid}/stat").read_bytes()
+    ticks = int(stat[stat.rindex(b")") + 2 :].split()[19])
+    since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.time() - since_boot + ticks / os.sysconf("SC_CLK_TCK") <= moment + 1
+
+
 async def kill_recorded(pid: int, started: str | None, timeout: float = 30.0) -> None:
     """End a process that a record names, if it still is that process, and wait until it is gone."""
     try:

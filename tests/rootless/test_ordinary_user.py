@@ -1,0 +1,129 @@
+"""Without root: sandboxes work, what cannot be held is said, and nothing is left."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rootless_lab import User, until
+
+pytestmark = pytest.mark.xdist_group("rootless")
+RUNTIMES = ["container", pytest.param("gvisor", marks=pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc"))]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_command_runs_and_says_how_it_ended(user: User, runtime: str) -> None:
+    """Output apart, exit code, root inside, and on the host nobody but the user."""
+    made = user.json("sandbox", "create", "--runtime", runtime)
+    try:
+        session = made["session_id"]
+        script = "id -u; echo no >&2; touch /usr/bin/mine /etc/mine /workspace/mine && exit 3"
+        done = user.atoll("sandbox", "run", script, "--lang", "bash", "--session-id", session)
+        result = json.loads(done.stdout)
+        assert (result["stdout"], result["stderr"], result["exit_code"]) == ("0\n", "no\n", 3), result
+        assert user.processes() and not Path("/usr/bin/mine").exists()
+    finally:
+        user.json("sandbox", "destroy", session)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_what_cannot_be_held_is_said(user: User, runtime: str) -> None:
+    """A default limit that nobody holds is shown so; one that was asked for is refused; disk and files are held."""
+    made = user.json("sandbox", "create", "--runtime", runtime, "--disk", "32")
+    session = made["session_id"]
+    try:
+        limits = user.json("sandbox", "get", session)["limits"]
+        held = {name: limit["enforced"] for name, limit in limits.items()}
+        assert held["disk_mb"] and held["files"]
+        assert not held["memory_mb"] and not held["cpus"] and held["pids"] == (runtime == "gvisor")
+        fill = "dd if=/dev/zero of=/workspace/x bs=1M count=64"
+        result = user.atoll("sandbox", "run", fill, "--lang", "bash", "--session-id", session)
+        assert "No space" in json.loads(result.stdout)["stderr"]
+    finally:
+        user.json("sandbox", "destroy", session)
+    refused = user.atoll("sandbox", "create", "--runtime", runtime, "--memory", "64")
+    assert refused.returncode != 0 and "memory" in refused.stdout + refused.stderr
+    assert user.json("sandbox", "list")["sandboxes"] == []
+
+
+def test_a_killed_daemon_leaves_its_sandboxes_to_the_next(user: User) -> None:
+    """The next daemon of the user enters the same namespace and finds them running."""
+    made = user.json("sandbox", "create", "--runtime", "container")
+    session = made["session_id"]
+    try:
+        user.json("sandbox", "run", "echo kept > /workspace/file", "--lang", "bash", "--session-id", session)
+        os.kill(int((user.home / "a" / "daemon.lock").read_text()), signal.SIGKILL)
+        read = user.json("sandbox", "run", "cat /workspace/file", "--lang", "bash", "--session-id", session)
+        assert read["stdout"] == "kept\n"
+    finally:
+        user.json("sandbox", "destroy", session)
+
+
+def test_the_users_own_files_stay_out_of_reach(user: User) -> None:
+    """Root inside is the user outside, and still sees nothing of the user's home."""
+    secret = user.home / "secret"
+    secret.write_text("hidden")
+    secret.chmod(0o644)
+    command = f"cat {secret} /proc/1/root{secret}; ls -A {user.home.parent}; grep -r hidden /home /root /tmp /mnt; true"
+    result = json.loads(user.atoll("sandbox", "run", command, "--lang", "bash").stdout)
+    assert "hidden" not in result["stdout"], result
+
+
+def test_nothing_is_left_after_the_daemon(user: User) -> None:
+    """A forced stop ends every process of the user, and nothing of a sandbox stays in the home."""
+    user.json("sandbox", "create", "--runtime", "container")
+    assert user.atoll("daemon", "stop", "--force").returncode == 0
+    until(lambda: not user.processes(), "nothing of the user runs")
+    home = user.home / "a"
+    assert not any((home / "run").iterdir()) and not any((home / "boxes").iterdir())
+
+
+@pytest.fixture
+def group(user: User) -> Iterator[str]:
+    """Control groups of the user's own, as a login manager would delegate them: v1 here, one per controller."""
+    top = Path("/sys/fs/cgroup")
+    made = []
+    for controller in ("memory", "pids", "cpu", "cpuacct"):
+        if (top / controller / "tasks").exists():
+            directory = top / controller / f"atoll-test-{user.name}"
+            directory.mkdir(exist_ok=True)
+            for path in [directory, *directory.iterdir()]:
+                os.chown(path, user.uid, user.uid)
+            made.append(directory)
+    if not made:
+        pytest.skip("only where v1 control groups are")
+    yield made[0].name
+    user.atoll("daemon", "stop", "--force")
+    until(lambda: not user.processes(), "nothing of the user runs")
+    for directory in made:
+        for root, _, _ in os.walk(directory, topdown=False):
+            until(lambda root=root: _removed(root), f"{root} is gone")
+
+
+def _removed(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_limits_are_held_where_they_were_delegated(user: User, group: str, runtime: str) -> None:
+    """With groups of the user's own a limit can be asked for, and a hog dies of it."""
+    user.atoll("daemon", "stop", "--force")
+    until(lambda: not user.processes(), "the daemon without groups is gone")
+    made = user.json(
+        *("sandbox", "create", "--runtime", runtime, "--memory", "128", "--pids", "64", "--cpus", "1"), group=group
+    )
+    session = made["session_id"]
+    limits = user.json("sandbox", "get", session)["limits"]
+    assert all(limit["enforced"] for limit in limits.values()), limits
+    done = user.atoll("sandbox", "run", "x = bytearray(1 << 30)", "--lang", "python", "--session-id", session)
+    assert done.returncode != 0
+    assert user.atoll("daemon", "stop", "--force").returncode == 0
