@@ -5,7 +5,7 @@ import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -43,12 +43,19 @@ class Daemon(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
+class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What is held against the machine itself."""
+
+    version_floor: Literal["warn", "refuse"] = "warn"  # engines with known holes
+
+
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """All of config.toml. Tables other parts own (`egress`, `images`, ...) are passed to them unread."""
 
     limits: Limits = Limits()
     sandboxes: Sandboxes = Sandboxes()
     daemon: Daemon = Daemon()
+    security: Security = Security()
     egress: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     backend: dict[str, Any] = field(default_factory=dict)

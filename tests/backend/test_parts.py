@@ -4,13 +4,14 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from backend_lab import NOTHING, PATIENCE, Sandbox, census, nothing_left, spec_for
 
 from atoll.backends.contract import Limits, Rootfs
-from atoll.backends.local import LocalBackend, binaries, seccomp
+from atoll.backends.local import LocalBackend, binaries, floor, probe, seccomp
 from atoll.backends.local.cgroups import Groups, Hierarchies
 from atoll.backends.local.disks import attached, copy_sparse
 from atoll.backends.local.engines import RUNTIMES
@@ -281,3 +282,50 @@ async def test_a_daemon_killed_while_the_engine_works(backend: LocalBackend, roo
             except OSError:
                 continue
             assert box.encode() not in command
+
+
+@pytest.mark.parametrize(
+    ("program", "good", "bad"),
+    [
+        (
+            "runc",
+            ["1.3.6", "1.3.7", "1.4.3", "1.4.10", "1.5.0", "2.0"],
+            ["1.1.5+ds1", "1.1.15", "1.2.9", "1.3.5", "1.4.2"],
+        ),
+        ("crun", ["1.28", "1.28.1", "1.29.1", "2.0"], ["1.8.1", "1.27", "0.21"]),
+        ("runsc", ["release-20240729.0", "0.0~20240729.0", "release-20260101.0"], ["0.0~20221219.0"]),
+        ("firecracker", ["1.14.4", "1.15.1", "1.16.0"], ["1.13.0", "1.14.3", "1.15.0"]),
+        ("linux", ["5.19", "6.1.0-13-amd64", "6.18.5"], ["5.4.0", "5.15.0-100-generic"]),
+        ("unheard-of", ["0.1"], []),
+    ],
+)
+def test_the_version_floor(program: str, good: list[str], bad: list[str]) -> None:
+    """Each branch has its own first good version; what is below it is named with its holes and what closes them."""
+    for version in good:
+        assert floor.judge(program, version) is None, version
+    for version in bad:
+        found = floor.judge(program, version)
+        assert found is not None and version in found.warning and found.fix, version
+    assert floor.judge(program, "unknown") is None
+
+
+async def test_an_old_engine_is_refused_if_the_operator_says_so(tmp_path: Path, monkeypatch) -> None:
+    """By default it works with a warning; with `refuse` it does not, and says why and what to do."""
+    monkeypatch.setattr(probe, "version_of", _says("1.0.0"))
+    for refuse in (False, True):
+        backend = LocalBackend(tmp_path / f"home-{refuse}", refuse_old=refuse)
+        await backend.start()
+        status = await backend.probes.status("container")
+        assert status.works is not refuse and "CVE-" in status.warning
+        if refuse:
+            with pytest.raises(Unsupported, match="older than") as caught:
+                await backend.pick("container")
+            assert "install" in (caught.value.hint or "")
+        await backend.close()
+
+
+def _says(version: str) -> Callable[[str], Awaitable[str]]:
+    async def say(program: str) -> str:
+        return version
+
+    return say

@@ -105,6 +105,7 @@ class RuntimeStatus:
     fix: str = ""
     version: str = ""
     engine: str = ""
+    warning: str = ""  # a version with known holes, and which of them are open
 
 
 class Box(Protocol):

@@ -175,9 +175,18 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
         detail = item.get("version") or "works" if item.get("works") else item.get("why") or "does not work"
         name, optional = f"runtime {item.get('name')}", item.get("name") != "container" and working
         checks.append(_check(name, bool(item.get("works")), str(detail), str(item.get("fix") or ""), optional=optional))
+        if item.get("works") and item.get("warning"):
+            checks.append(_check("version floor", False, str(item["warning"]), _floor_fix(item), optional=True))
     if not runtimes:
         checks.append(_check("runtimes", False, "the daemon knows none"))
     return checks
+
+
+def _floor_fix(item: dict[str, Any]) -> str:
+    from ..backends.local.floor import judge
+
+    found = judge(str(item.get("engine", "")).partition("-")[0], str(item.get("version", "")))
+    return found.fix if found else ""
 
 
 def _read(path: str) -> str | None:

@@ -178,10 +178,10 @@ def allow_many_files() -> None:
         log.warning("the limit of open files stays as it is: %s", error)
 
 
-def local_backend(home: Path) -> Backend:
+def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     from atoll.backends.local import LocalBackend
 
-    return LocalBackend(home)
+    return LocalBackend(home, refuse_old=settings is not None and settings.security.version_floor == "refuse")
 
 
 def local_images(home: Path, settings: config.Config) -> Images:
@@ -200,7 +200,9 @@ def local_network(home: Path, settings: config.Config) -> Network | None:
 
 async def serve(home: Path, grpc: list[str] | None = None) -> None:
     settings = config.load(home)
-    core = Core(home, local_backend(home), local_images(home, settings), settings, local_network(home, settings))
+    core = Core(
+        home, local_backend(home, settings), local_images(home, settings), settings, local_network(home, settings)
+    )
     await Daemon(home, core, grpc).run()
 
 

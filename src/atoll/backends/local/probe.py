@@ -5,16 +5,18 @@ The answer is remembered in probes.json until the engine, our own programs or th
 
 import asyncio
 import json
+import logging
 import os
 import secrets
 from base64 import b32encode
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
-from atoll.backends.local import binaries
+from atoll.backends.local import binaries, floor
 from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.engines import RUNTIMES, Engine, program_of
 from atoll.backends.local.paths import Paths
@@ -22,6 +24,8 @@ from atoll.errors import AtollError
 from atoll.guest import ConnectionLost
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
+
+log = logging.getLogger("atoll.backend")
 
 TIMEOUT = 30.0
 _FIXES = {"container": "install the package runc", "gvisor": "install the package runsc (gVisor), of 2024 or later"}
@@ -33,7 +37,9 @@ Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 class Probes:
     """What was found out, kept on disk."""
 
-    def __init__(self, paths: Paths, create: Create, destroy: Destroy) -> None:
+    def __init__(self, paths: Paths, create: Create, destroy: Destroy, *, refuse_old: bool = False) -> None:
+        self._refuse_old = refuse_old
+        self._warned: set[str] = set()
         self._paths = paths
         self._create = create
         self._destroy = destroy
@@ -43,13 +49,26 @@ class Probes:
     async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
         async with self._lock:
-            reasons = []
+            tried = []
             for name in RUNTIMES[runtime]:
-                status = await self._status(runtime, name)
+                status = self._judged(await self._status(runtime, name))
                 if status.works:
                     return status
-                reasons.append(f"{name}: {status.why}")
-            return RuntimeStatus(runtime, False, "; ".join(reasons), status.fix, status.version)
+                tried.append(status)
+            why = "; ".join(f"{status.engine}: {status.why}" for status in tried)
+            return replace(tried[0], why=why)  # the preferred one is what there is to mend
+
+    def _judged(self, status: RuntimeStatus) -> RuntimeStatus:
+        """What is known about this version; the operator may have it refused."""
+        found = floor.judge(program_of(status.engine), status.version)
+        if found is None:
+            return status
+        if status.engine not in self._warned:
+            self._warned.add(status.engine)
+            log.warning("%s", found.warning)
+        if self._refuse_old and status.works:
+            return replace(status, works=False, why=found.warning, fix=found.fix, warning=found.warning)
+        return replace(status, warning=found.warning)
 
     async def engine(self, runtime: str) -> Engine:
         status = await self.status(runtime)
