@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import subprocess
 import stat
 import time
 from pathlib import Path
@@ -59,11 +60,9 @@ def write(tmp_path: Path, **entry: object) -> Path:
 
 
 def dead_pid() -> int:
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0)
-    os.waitpid(pid, 0)
-    return pid
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
 
 
 def test_a_dead_creator_is_taken_over(tmp_path: Path) -> None:

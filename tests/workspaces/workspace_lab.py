@@ -46,27 +46,27 @@ class Atoll:
         )  # fmt: skip
 
 
+# Its first process ends, so that nobody of ours is among the ancestors; the first terminal opened becomes the controlling one.
+ALONE = """
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+os.execve(sys.argv[1], sys.argv[1:], os.environ)
+"""
+
+
 class Terminal:
     """A person at a terminal: a process with a session and a controlling terminal of its own, and no ties to this one."""
 
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
         self.seen = b""
         self._master, slave = pty.openpty()
-        middle = os.fork()
-        if middle == 0:
-            try:
-                if os.fork() == 0:  # the one in between ends, so that nobody of ours is among the ancestors
-                    os.setsid()
-                    os.close(self._master)
-                    os.close(
-                        os.open(os.ttyname(slave), os.O_RDWR)
-                    )  # the first terminal opened becomes the controlling one
-                    for fd in (0, 1, 2):
-                        os.dup2(slave, fd)
-                    os.execve(argv[0], argv, env)
-            finally:
-                os._exit(0)
-        os.waitpid(middle, 0)
+        # A program does the forking: this process has gRPC's threads in it, and must not.
+        subprocess.run(
+            [sys.executable, "-S", "-c", ALONE, *argv], stdin=slave, stdout=slave, stderr=slave, env=env, check=True
+        )
         os.close(slave)
 
     def read_until(self, text: bytes) -> bytes:
