@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.client.blocking import Link
 from atoll.client.calls import Call
-from bench import report
+from bench import doors, network, report
 from bench.rows import Bench
 
 
@@ -31,6 +31,9 @@ def main() -> int:
     try:
         rows = [row.run(say) for row in bench.rows() if not wanted or any(word in row.name for word in wanted)]
         if not wanted:
+            rows += network.rows(home, bench.runtimes[0], args.rounds) + doors.rows(
+                home, bench.runtimes[0], args.rounds
+            )
             bench.memory()
     finally:
         bench.close()

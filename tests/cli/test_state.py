@@ -3,8 +3,8 @@
 import json
 import multiprocessing
 import os
-import subprocess
 import stat
+import subprocess
 import time
 from pathlib import Path
 
