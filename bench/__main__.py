@@ -53,7 +53,7 @@ def say(text: str) -> None:
 def working(home: str) -> list[str]:
     """The runtimes whose probe passed."""
     found = Link(home).call(Call("GET", "/v1/runtimes"))["runtimes"]
-    return [r["name"] for r in found if r["works"] and r["name"] in ("container", "gvisor")]
+    return sorted(r["name"] for r in found if r["works"] and r["name"] in ("container", "gvisor"))
 
 
 if __name__ == "__main__":

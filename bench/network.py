@@ -16,7 +16,7 @@ from bench.measure import Contender, Row
 BLOCK = bytes(1 << 20)
 CLIENT = """
 import json, socket, sys, threading, time
-host, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+host, port, mode = socket.gethostbyname(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 def get(size):
     start = time.perf_counter()
     with socket.create_connection((host, port)) as s:

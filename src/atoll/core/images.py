@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
 
 AUTO = "auto"  # as an image's name: the one the program means
-HOST = "host"
+KEPT = 64
 LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
 STALE = 300.0  # and after which a caller waits for that
+
+Wish = tuple[str, str | None]  # a name, and the program the image was detected for
 
 
 @dataclass(frozen=True)
@@ -45,36 +47,40 @@ class StoredImages:
         self._given = store
         self._settings = dict(settings or {})
         self._store: ImageStore | None = None
-        self._host: tuple[float, Chosen] | None = None
-        self._looking: asyncio.Task[Chosen] | None = None
+        self._host: dict[Wish, tuple[float, Chosen]] = {}
+        self._looking: dict[Wish, asyncio.Task[Chosen]] = {}
 
     # For sandboxes
 
     async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
-        if name == HOST and program is None and digest is None:
-            return await self._choose_host()
-        return await asyncio.to_thread(self._choose, name, program, digest)
+        """Comparing the `host` image with the machine costs more than starting a sandbox, so that happens behind the
+        callers' back; all other answers are found anew each time."""
+        if digest is not None:
+            return await asyncio.to_thread(self._choose, name, program, digest)
+        wish = (name, program)
+        at, kept = self._host.get(wish, (-STALE, None))
+        age = time.monotonic() - at
+        if age >= LOOK_AGAIN and wish not in self._looking:
+            self._looking[wish] = asyncio.create_task(self._look(wish))
+        if kept is not None and age < STALE:
+            return kept
+        return await asyncio.shield(self._looking[wish])
 
-    async def _choose_host(self) -> Chosen:
-        """Comparing it with the machine costs more than starting a sandbox, so that happens behind the callers' back."""
-        age = STALE if self._host is None else time.monotonic() - self._host[0]
-        if age >= LOOK_AGAIN and self._looking is None:
-            self._looking = asyncio.create_task(self._look_at_host())
-        if self._host is not None and age < STALE:
-            return self._host[1]
-        assert self._looking is not None
-        return await asyncio.shield(self._looking)
-
-    async def _look_at_host(self) -> Chosen:
+    async def _look(self, wish: "Wish") -> Chosen:
         try:
-            found = await asyncio.to_thread(self._choose, HOST, None, None)
-            self._host = (time.monotonic(), found)
-            return found
+            found = await asyncio.to_thread(self._choose, *wish, None)
         except BaseException:
-            self._host = None  # the next caller waits and gets the reason
+            self._host.pop(wish, None)  # the next caller waits and gets the reason
             raise
         finally:
-            self._looking = None
+            del self._looking[wish]
+        if found.rootfs.usr:
+            if len(self._host) > KEPT:
+                self._host.clear()
+            self._host[wish] = (time.monotonic(), found)
+        else:
+            self._host.pop(wish, None)
+        return found
 
     def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
         kept = self._again(name, digest) if digest else None
