@@ -11,6 +11,9 @@ import pytest
 from rootless_lab import User, until
 
 pytestmark = pytest.mark.xdist_group("rootless")
+# A test process that has become a subreaper would keep the dead daemons of these users: they run in one of their own.
+pytestmark = pytest.mark.serial
+
 RUNTIMES = ["container", pytest.param("gvisor", marks=pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc"))]
 
 
