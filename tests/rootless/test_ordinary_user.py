@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rootless_lab import User, until
 
-pytestmark = pytest.mark.xdist_group("rootless")
 # A test process that has become a subreaper would keep the dead daemons of these users: they run in one of their own.
 pytestmark = pytest.mark.serial
 
