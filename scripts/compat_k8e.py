@@ -7,8 +7,9 @@ A promise is named in a test's name (`test_k8e_P01_...`); the table is made by l
 """
 
 import re
-import sys
 from pathlib import Path
+
+import compat_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/compat/k8e.md"
@@ -150,24 +151,8 @@ def found_tests() -> dict[str, set[str]]:
     return found
 
 
-def page() -> str:
-    tests = found_tests()
-    rows = []
-    for promise, text in PROMISES.items():
-        shown = ", ".join(f"[{Path(path).name}](../../{path})" for path in sorted(tests.get(promise, ()))) or "none yet"
-        rows.append(f"| {promise} | {text} | {shown} |")
-    return HEAD + "\n".join(rows) + "\n"
-
-
 def main() -> int:
-    fresh = page()
-    if "--check" in sys.argv[1:]:
-        if not PAGE.exists() or PAGE.read_text() != fresh:
-            print("docs/compat/k8e.md is stale: run scripts/compat_k8e.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(fresh)
-    return 0
+    return compat_page.write(PAGE, HEAD + compat_page.table(PROMISES, found_tests()), "scripts/compat_k8e.py")
 
 
 if __name__ == "__main__":
