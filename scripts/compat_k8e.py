@@ -144,7 +144,7 @@ def found_tests() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     folders = [ROOT / "tests", ROOT / "sdk/typescript/test"]
     for folder in folders:
-        for path in sorted([*folder.rglob("test_*.py"), *folder.rglob("*.test.ts")]):
+        for path in sorted([*folder.rglob("test_*.py"), *folder.rglob("*.test.mjs")]):
             for match in NAMED.finditer(path.read_text()):
                 for promise in re.findall(r"(?:k8e_|_)([PD]\d\d)(?=\D|$)", match[1] or match[2]):
                     found.setdefault(promise, set()).add(str(path.relative_to(ROOT)))
