@@ -160,8 +160,17 @@ impl Disks {
     }
 }
 
+/// A disk image, or a directory where those cannot be mounted.
 fn mount_image(image: &str, place: &str) -> Result<()> {
-    let (_device, node) = loopdev::attach(&sys::c(image)?)?;
+    let path = sys::c(image)?;
+    let found = sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_NOFOLLOW, "disk")?;
+    if is_directory(&found)? {
+        let tree = mounts::clone_tree(found.as_raw_fd(), c"")?;
+        mounts::restrict(&tree, false, None)?;
+        let on = sys::open_path(libc::AT_FDCWD, &sys::c(place)?, libc::O_PATH, "disk")?;
+        return mounts::attach(&tree, on.as_raw_fd());
+    }
+    let (_device, node) = loopdev::attach(&path)?;
     mounts::mount(&sys::c(&node)?, &sys::c(place)?, c"ext4", libc::MS_NOATIME, c"")
 }
 

@@ -24,7 +24,7 @@ pub struct Start {
 }
 
 pub enum Disk {
-    /// A file with an ext4 file system.
+    /// A file with an ext4 file system, or a directory.
     Image(String),
     /// A tmpfs of that many bytes, where loop devices are out of reach.
     Tmpfs(u64),

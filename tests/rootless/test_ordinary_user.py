@@ -33,7 +33,11 @@ def test_a_command_runs_and_says_how_it_ended(user: User, runtime: str) -> None:
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_what_cannot_be_held_is_said(user: User, runtime: str) -> None:
-    """A default limit that nobody holds is shown so; one that was asked for is refused; disk and files are held."""
+    """A default limit that nobody holds is shown so; one that was asked for is held or refused."""
+    made = user.json("sandbox", "create", "--runtime", runtime)
+    limits = user.json("sandbox", "get", made["session_id"])["limits"]
+    user.json("sandbox", "destroy", made["session_id"])
+    assert not limits["disk_mb"]["enforced"] and not limits["memory_mb"]["enforced"]
     made = user.json("sandbox", "create", "--runtime", runtime, "--disk", "32")
     session = made["session_id"]
     try:
@@ -60,6 +64,24 @@ def test_a_killed_daemon_leaves_its_sandboxes_to_the_next(user: User) -> None:
         os.kill(int((user.home / "a" / "daemon.lock").read_text()), signal.SIGKILL)
         read = user.json("sandbox", "run", "cat /workspace/file", "--lang", "bash", "--session-id", session)
         assert read["stdout"] == "kept\n"
+    finally:
+        user.json("sandbox", "destroy", session)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_stopped_sandbox_comes_back_with_its_files(user: User, runtime: str) -> None:
+    """Also those of other ids inside, and what was changed in /usr."""
+    made = user.json("sandbox", "create", "--runtime", runtime)
+    session = made["session_id"]
+    try:
+        change = "echo kept > /workspace/file; rm /usr/bin/env; touch /etc/mine; chown 5:5 /etc/mine 2>/dev/null; true"
+        user.json("sandbox", "run", change, "--lang", "bash", "--session-id", session)
+        assert user.atoll("sandbox", "stop", session).returncode == 0
+        assert user.atoll("sandbox", "start", session).returncode == 0
+        look = "cat /workspace/file; ls /etc/mine; ls /usr/bin/env 2>/dev/null; true"
+        assert user.json("sandbox", "run", look, "--lang", "bash", "--session-id", session)["stdout"] == (
+            "kept\n/etc/mine\n"
+        )
     finally:
         user.json("sandbox", "destroy", session)
 
@@ -125,7 +147,8 @@ def test_limits_are_held_where_they_were_delegated(user: User, group: str, runti
     )
     session = made["session_id"]
     limits = user.json("sandbox", "get", session)["limits"]
-    assert all(limit["enforced"] for limit in limits.values()), limits
+    held = {name for name, limit in limits.items() if limit["enforced"]}
+    assert held >= {"memory_mb", "pids", "cpus", "files"}, limits
     done = user.atoll("sandbox", "run", "x = bytearray(1 << 30)", "--lang", "python", "--session-id", session)
     assert done.returncode != 0
     assert user.atoll("daemon", "stop", "--force").returncode == 0

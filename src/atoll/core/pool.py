@@ -57,6 +57,7 @@ class Key:
     runtime: str
     rootfs: Any
     disk_mb: int
+    disk_asked: bool  # an ordinary user's disk is of another kind when its size has to be held
     files: int
     pids: int  # 0 where the number of processes can be changed
     read_only_root: bool
@@ -70,8 +71,8 @@ class Key:
             return None
         limits = spec.limits
         return Key(
-            spec.runtime, spec.rootfs, limits.disk_mb, limits.files, 0 if spec.runtime == "container" else limits.pids,
-            spec.read_only_root, spec.seccomp, spec.no_capabilities,
+            spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files,
+            0 if spec.runtime == "container" else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
         )  # fmt: skip
 
 

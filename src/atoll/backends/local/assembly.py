@@ -74,7 +74,7 @@ class Assembly:
         init = self._find_init(base)
         self._step("started")
         tasks = host_tasks(spec.limits.pids) if self._engine.inside else None
-        enforced = {**group.apply(spec.limits, tasks), "disk_mb": True, "files": True}
+        enforced = {**group.apply(spec.limits, tasks), "disk_mb": self._holds_disk, "files": True}
         enforced["pids"] |= self._engine.inside  # gVisor counts them itself
         if missing := sorted(name for name in spec.required if not enforced.get(name, False)):
             init.close()
@@ -115,17 +115,30 @@ class Assembly:
 
     async def _make_disk(self) -> None:
         path = self._paths.disk(self._spec.id)
-        if self._backend.standing.rootless:
-            if self._spec.disk is not None:
-                raise FailedPrecondition("a stopped sandbox of an ordinary user has no files left: they were in memory")
-            path.parent.mkdir(mode=0o700)
-            return
         if self._spec.disk is not None:
+            if not path.exists() and self._backend.standing.rootless:
+                raise FailedPrecondition(
+                    "the files of this sandbox are gone: its disk was limited, so it was in memory"
+                )
             if not path.exists():
                 raise Internal("the disk of this sandbox is gone")
             return
         path.parent.mkdir(mode=0o700)
+        if self._disk_in_memory:
+            return
+        if self._backend.standing.rootless:
+            path.mkdir(mode=0o700)
+            return
         await self._backend.disks.create(path, self._spec.limits.disk_mb)
+
+    @property
+    def _disk_in_memory(self) -> bool:
+        """An ordinary user can mount no disk image: what is to be limited is in memory, and else in a directory."""
+        return self._backend.standing.rootless and "disk_mb" in self._spec.required
+
+    @property
+    def _holds_disk(self) -> bool:
+        return self._disk_in_memory or not self._backend.standing.rootless
 
     async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
         spec, rootless = self._spec, self._backend.standing.rootless
@@ -142,7 +155,7 @@ class Assembly:
             fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, handed, *sources)]
             order = {
                 "stage": stage,
-                "disk": {"tmpfs": spec.limits.disk_mb << 20} if rootless else {"image": str(self._paths.disk(spec.id))},
+                "disk": self._disk(),
                 "shift": not rootless,
                 "overlays": self._overlays(),
                 "binds": binds,
@@ -158,6 +171,11 @@ class Assembly:
         if status.code != 0:
             said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
             raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
+
+    def _disk(self) -> dict[str, Any]:
+        if self._disk_in_memory:
+            return {"tmpfs": self._spec.limits.disk_mb << 20}
+        return {"image": str(self._paths.disk(self._spec.id))}
 
     def _config(self, stage: str, launcher: Launcher, base: int) -> bytes:
         spec = self._spec

@@ -47,8 +47,8 @@ class LocalBackend:
     def __init__(
         self, home: Path | str, *, on_step: Callable[[str, str], None] | None = None, refuse_old: bool = False
     ) -> None:
-        self.paths = Paths(Path(home))
         self.standing = standing()
+        self.paths = Paths(Path(home), plain_disks=self.standing.rootless)
         self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
         self.disks = Disks(self.paths.disks)
         self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
@@ -116,8 +116,6 @@ class LocalBackend:
         """The disk of the sandbox whose workspace is shared."""
         if spec.workspace is None or spec.workspace == spec.id:
             return None
-        if self.standing.rootless:
-            raise Unsupported("sandboxes of an ordinary user cannot share a workspace", hint="run the daemon as root")
         image = self.paths.disk(spec.workspace)
         if not image.exists():
             raise NotFound(f"sandbox {spec.workspace} has no workspace to share")

@@ -59,7 +59,7 @@ class ContainerBox:
 
     async def usage(self) -> Usage:
         memory, peak = self._group.memory()
-        used, total = self._disk()
+        used, total = self._disk() if self._record["enforced"].get("disk_mb") else (None, None)
         return Usage(memory, peak, self._group.cpu_us(), self._group.count(), used, total, self._group.oom_kills())
 
     async def update_limits(self, limits: Limits) -> None:

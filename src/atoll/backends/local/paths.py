@@ -15,7 +15,8 @@ _STAGES = ("/mnt", "/media", "/srv", "/opt", "/var/tmp", "/tmp")
 class Paths:
     """The layout below $ATOLL_HOME."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, plain_disks: bool = False) -> None:
+        self._plain_disks = plain_disks
         self.home = Path(os.path.abspath(home))
         # Two daemons on one machine must not bury each other's sandboxes.
         self.mark = hashlib.sha256(os.fsencode(self.home)).hexdigest()[:8]
@@ -44,7 +45,8 @@ class Paths:
         return self.boxes / check_id(box)
 
     def disk(self, box: str) -> Path:
-        return self.box(box) / "disk.img"
+        """A file with a file system in it; where those cannot be mounted, a directory."""
+        return self.box(box) / ("disk" if self._plain_disks else "disk.img")
 
     def state(self, engine: str, box: str) -> Path:
         return self.engine / engine / check_id(box)
