@@ -8,8 +8,9 @@ from atoll import errors
 from atoll.core import quotas
 from atoll.core.access import Principal
 from atoll.core.history import History
+from atoll.core.live import host_name
 from atoll.core.network import Network
-from atoll.core.sandboxes import SHORT_NAME, Sandboxes
+from atoll.core.sandboxes import Sandboxes
 from atoll.core.store import Store
 from atoll.egress import EgressEvent, EgressPolicy
 from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
@@ -94,7 +95,7 @@ class Hosts:
             "note": event.note,
         }
         if row is not None:
-            if event.name in (row.spec.name, f"sandbox-{row.id[:SHORT_NAME]}"):
+            if event.name in (row.spec.name, host_name(row.id)):
                 return  # programs look up their own host's name; that is no attempt to go anywhere
             row.blocked.append((time.time(), told))
         self._history.record(event.sandbox, owner, "blocked", **told)

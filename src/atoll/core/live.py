@@ -110,6 +110,11 @@ class Live:
         return errors.FailedPrecondition(f"the sandbox is {self.state}")
 
 
+def host_name(sandbox: str, name: str | None = None) -> str:
+    """What a sandbox calls itself inside."""
+    return name or f"sandbox-{sandbox[:12]}"
+
+
 def connect(box: Box) -> GuestClient:
     record = box.record
     return GuestClient(
