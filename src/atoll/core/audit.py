@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 GENESIS = "0" * 64
 _ROTATE_BYTES = 64 << 20
 _MAX_TEXT = 2048
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # one form only: it is what is hashed
 
 
 class Verdict(NamedTuple):
@@ -71,7 +72,7 @@ class Audit:
     ) -> int:
         """Append one record; it is in the file when this returns. `of` is the number of the record whose end this tells."""
         with self._lock:
-            body = json.dumps(
+            body = _encode(
                 {
                     "seq": self._seq + 1,
                     "at": round(time.time(), 3),
@@ -82,9 +83,7 @@ class Audit:
                     "source": source,
                     **({"of": of} if of else {}),
                     "details": _short(details),
-                },
-                sort_keys=True,
-                separators=(",", ":"),
+                }
             )
             head = _digest(self._head, body)
             line = f'{{"hash":"{head}","record":{body}}}\n'.encode()
@@ -184,7 +183,7 @@ def verify(directory: Path) -> Verdict:
                 try:
                     entry = json.loads(line)
                     record, claimed = entry["record"], entry["hash"]
-                    body = json.dumps(record, sort_keys=True, separators=(",", ":"))
+                    body = _encode(record)
                 except (ValueError, KeyError, TypeError):
                     return Verdict(False, seq, f"{where} is not a record")
                 if record.get("seq") != seq + 1:

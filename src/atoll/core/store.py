@@ -17,7 +17,7 @@ from atoll import errors
 
 LIVE = ("creating", "running", "paused", "stopping", "stopped", "ending")
 MAX_EVENTS = 10_000
-WRITE_BEHIND = 0.005
+WRITE_BEHIND = 0.02
 KEEP_ENDED = 7 * 86400.0
 
 _MIGRATIONS = (

@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-tenant` says; a label, never a right
 
+_HEARD = frozenset(("authorization", "x-sandbox-tenant"))
+
 Kind = Class | None  # None: not counted
 Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
 
@@ -94,26 +96,33 @@ class Calls:
     ) -> AsyncIterator[Principal]:
         peer = self._doors.who(context.peer())
         who: Principal | None = None
+        watch: _Watch | None = None
         outcome = "ok"
         try:
             if peer is None:
                 raise Unauthenticated("this connection is not known")
-            who = self._keeper.identify(peer, bearer_of(_said(context, "authorization")))
+            said = _said(context.invocation_metadata())
+            who = self._keeper.identify(peer, bearer_of(said.get("authorization")))
             if kind is not None:
                 self._keeper.admit(who, kind)
             if scope:
                 require(who, scope)
-            TENANT.set(_said(context, "x-sandbox-tenant") or "")
+            TENANT.set(said.get("x-sandbox-tenant", ""))
             SOURCE.set(f"grpc {peer.address}")
             PEER_PID.set(peer.pid)
-            async with self._watched(who):
-                yield who
+            if isinstance(who, KeyHolder):
+                watch = _Watch(self._keeper, who)
+            yield who
         except AtollError as error:
             outcome = error.code
             await context.abort(status_of(error), message_of(error), trailers_of(error))
         except asyncio.CancelledError:
-            outcome = "cancelled"
-            raise
+            if watch is None or watch.refusal is None:
+                outcome = "cancelled"
+                raise
+            refusal = watch.over()
+            outcome = refusal.code
+            await context.abort(status_of(refusal), message_of(refusal), trailers_of(refusal))
         except (grpc.aio.AbortError, GeneratorExit):
             raise
         except Exception:
@@ -122,48 +131,52 @@ class Calls:
             bug = Internal(f"internal error {mark}", hint="the daemon's log has the details")
             await context.abort(status_of(bug), message_of(bug), trailers_of(bug))
         finally:
+            if watch is not None:
+                watch.end()
             if self._observe is not None:
                 self._observe(who, method, peer.address if peer else "", outcome)
 
-    @contextlib.asynccontextmanager
-    async def _watched(self, who: Principal) -> AsyncIterator[None]:
-        """End a call whose credential is revoked or expires while it is open."""
-        if not isinstance(who, KeyHolder):
-            yield
-            return
-        task = asyncio.current_task()
-        refusal: list[AtollError] = []
 
-        async def watch() -> None:
-            while not refusal:
-                await asyncio.sleep(RECHECK_SECONDS)
-                try:
-                    self._keeper.recheck(who)
-                except AtollError as error:
-                    refusal.append(error)
-                    if task is not None:
-                        task.cancel()
+class _Watch:
+    """Ends a call whose credential is revoked or expires while it is open. A timer, because most calls end before it."""
 
-        watcher = asyncio.ensure_future(watch())
+    def __init__(self, keeper: Doorkeeper, who: KeyHolder) -> None:
+        self.refusal: AtollError | None = None
+        self._keeper = keeper
+        self._who = who
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
+
+    def _look(self) -> None:
         try:
-            yield
-        except asyncio.CancelledError:
-            if refusal and task is not None:
-                task.uncancel()
-                raise refusal[0] from None
-            raise
-        finally:
-            watcher.cancel()
+            self._keeper.recheck(self._who)
+        except AtollError as error:
+            self.refusal = error
+            if self._task is not None:
+                self._task.cancel()
+            return
+        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
+
+    def over(self) -> AtollError:
+        """The reason, for a call that was ended here: the cancellation was ours and goes no further."""
+        if self._task is not None:
+            self._task.uncancel()
+        assert self.refusal is not None
+        return self.refusal
+
+    def end(self) -> None:
+        self._timer.cancel()
 
 
-def _said(context: grpc.aio.ServicerContext, name: str) -> str | None:
-    """One value of the call's metadata; two of them contradict each other."""
-    found = [value for key, value in context.invocation_metadata() or () if key == name]
-    if len(found) > 1:
-        raise Unauthenticated(f"more than one `{name}` was sent")
-    if not found:
-        return None
-    return found[0] if isinstance(found[0], str) else found[0].decode("utf-8", "replace")
+def _said(metadata: Any) -> dict[str, str]:
+    """What the call's metadata says to us; two values for one name contradict each other."""
+    found: dict[str, str] = {}
+    for name, value in metadata or ():
+        if name in _HEARD:
+            if name in found:
+                raise Unauthenticated(f"more than one `{name}` was sent")
+            found[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return found
 
 
 def _parser(cls: type[Message]) -> Callable[[bytes], Message]:
