@@ -8,6 +8,7 @@ from atoll.core.approvals import Approvals
 from atoll.core.audit import Audit
 from atoll.core.auditing import Auditing
 from atoll.core.commands import Commands
+from atoll.core.connections import Connections
 from atoll.core.exposures import Exposures
 from atoll.core.files import Files
 from atoll.core.history import History
@@ -49,6 +50,7 @@ class Core:
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history)
         self.approvals = Approvals(self.sandboxes, self.store, self.history)
+        self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.secrets = Vault(Secrets(home))
         self.sandboxes.vault = self.commands.vault = self.secrets
         self.commands.gate = self.files.gate = Gate(self.approvals)
@@ -80,6 +82,7 @@ class Core:
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""
+        self.connections.withdraw_left_over()
         await self.network.start()
         await self.backend.start()
         await reconcile(self.sandboxes, self.commands)
@@ -89,6 +92,7 @@ class Core:
 
     async def close(self) -> None:
         """Leave. Sandboxes and everything in them go on."""
+        await self.connections.close()
         await self.reaper.close()
         await self.sandboxes.close()
         connected = any(row["state"] in ("running", "paused") for row in self.store.living())

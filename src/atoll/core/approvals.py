@@ -51,8 +51,10 @@ class Approvals:
 
     # Asking
 
-    async def request(self, who: Principal, ref: str, action: str, kind: str = "action") -> ApprovalInfo:
-        """A new approval, pending."""
+    async def request(
+        self, who: Principal, ref: str, action: str, kind: str = "action", sessions: frozenset[int] | None = None
+    ) -> ApprovalInfo:
+        """A new approval, pending. `sessions` are the login sessions that may not decide it, by default the caller's."""
         if not action.strip() or len(action) > MAX_ACTION or "\0" in action:
             raise errors.InvalidArgument(f"an action is 1 to {MAX_ACTION} characters without NUL")
         row = self._sandboxes.known(who, ref)
@@ -64,10 +66,12 @@ class Approvals:
             raise errors.Exhausted(f"{MAX_PENDING} approvals of this sandbox are pending already")
         approval = f"approval-sess-{row['id']}-{new_id(16)}"
         pid = presence.PEER_PID.get() if who.kind == "local" else 0
+        if sessions is None:
+            sessions = presence.sessions(pid) if pid else frozenset()
         self._store.add_approval(
             {"id": approval, "sandbox_id": row["id"], "owner": who.owner, "kind": kind, "action": action,
              "digest": digest(row["id"], kind, action), "status": "pending", "requested_at": now,
-             "expires_at": now + LIFETIME, "sessions": sorted(presence.sessions(pid)) if pid else []}
+             "expires_at": now + LIFETIME, "sessions": sorted(sessions)}
         )  # fmt: skip
         self._history.record(row["id"], who.owner, "approval", status="pending", approval_id=approval, action=action)
         return self._shown(approval)

@@ -50,6 +50,7 @@ class Live:
         self.parent_id: str | None = row.get("parent_id")
         self.parent: Live | None = None
         self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
+        self.callers: frozenset[int] = frozenset()  # login sessions that ran something in it, where rules need to know
         self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
 
     @property

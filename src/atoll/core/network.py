@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from atoll import errors
 from atoll.backends.local.rootless import standing
+from atoll.core.rules import held_hosts
 from atoll.egress import Egress, EgressEvent, EgressPolicy, Kept, Link, default_hosts
 from atoll.model import CreateSandbox
 
@@ -28,6 +29,8 @@ Policy = dict[str, Any]
 Attach = Callable[[int], Awaitable[None]]
 OnBlocked = Callable[[EgressEvent], None]
 OnTraffic = Callable[[str, dict[str, Any]], None]
+OnAsk = Callable[[str, str, int], Awaitable[str]]  # sandbox, name, port; why not, or nothing
+OnLeft = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Network(Protocol):
 
     on_blocked: OnBlocked
     on_traffic: OnTraffic
+    on_ask: OnAsk
+    on_left: OnLeft
 
     async def start(self) -> None: ...
 
@@ -72,7 +77,7 @@ class Network(Protocol):
 def new_policy(spec: CreateSandbox, defaults: Iterable[str], private: Mapping[str, Iterable[str]]) -> Policy:
     """The policy of a new sandbox in the form it is stored and shown; InvalidArgument names the first bad host."""
     hosts = spec.hosts if spec.hosts is not None else list(defaults)
-    made = EgressPolicy.of(hosts, private=private, host_ports=spec.host_ports)
+    made = EgressPolicy.of(hosts, private=private, host_ports=spec.host_ports, held=held_hosts(spec.require_approval))
     if not spec.network:
         return dict(NONE)
     return {"network": "hosts", **made.to_dict(), "default": spec.hosts is None}
@@ -82,7 +87,13 @@ def in_force(policy: Policy) -> EgressPolicy | None:
     """What egress is told; None is no interface at all."""
     if policy.get("network") != "hosts":
         return None
-    return EgressPolicy.from_dict({key: policy[key] for key in ("hosts", "private", "host_ports") if key in policy})
+    return EgressPolicy.from_dict(
+        {key: policy[key] for key in ("hosts", "private", "host_ports", "held") if key in policy}
+    )
+
+
+async def _nobody(sandbox: str, name: str, port: int) -> str:
+    return "needs approval, and this daemon has none to ask"
 
 
 class Loopback:
@@ -91,6 +102,8 @@ class Loopback:
     def __init__(self) -> None:
         self.on_blocked: OnBlocked = lambda event: None
         self.on_traffic: OnTraffic = lambda sandbox, counters: None
+        self.on_ask: OnAsk = _nobody
+        self.on_left: OnLeft = lambda sandbox: None
 
     async def start(self) -> None:
         return None
@@ -163,11 +176,19 @@ class Broker:
         self._starting: asyncio.Task[Egress] | None = None
         self.on_blocked: OnBlocked = lambda event: None
         self.on_traffic: OnTraffic = lambda sandbox, counters: None
+        self.on_ask: OnAsk = _nobody
+        self.on_left: OnLeft = lambda sandbox: None
 
     async def start(self) -> None:
         uid = None if standing().rootless else BROKER_UID
         self._starting = asyncio.create_task(
-            Egress.start(self._directory, uid, lambda event: self.on_blocked(event), servers=self._settings.servers)
+            Egress.start(
+                self._directory,
+                uid,
+                lambda event: self.on_blocked(event),
+                lambda sandbox, name, port: self.on_ask(sandbox, name, port),
+                servers=self._settings.servers,
+            )
         )
         self._starting.add_done_callback(_report)
 
@@ -211,6 +232,7 @@ class Broker:
     async def detach(self, sandbox: str) -> None:
         with suppress(errors.AtollError, OSError):  # egress that never started has nothing to let go of
             counters = await (await self._egress()).detach(sandbox)
+            self.on_left(sandbox)
             if counters.get("hosts") or counters.get("refused"):
                 self.on_traffic(sandbox, counters)
 

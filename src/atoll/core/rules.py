@@ -2,9 +2,10 @@
 
     command:GLOB   what is started: the shell text, the code, or the arguments as a shell would write them
     path:GLOB      a file operation from outside that changes such a path
+    host:GLOB      a connection from inside to such a name, which the list of hosts has to allow as well
 
-A rule sees what a caller asks atoll to do. It does not see what a program inside does by itself: a script that is allowed to
-start may run and write anything the sandbox can. That is what profiles, hosts and limits are for.
+The first two see what a caller asks atoll to do, not what a program inside does by itself: a script that is allowed to start
+may run and write anything the sandbox can. Connections are held at the broker, whoever makes them.
 """
 
 import posixpath
@@ -13,7 +14,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from atoll import errors
+from atoll.core import presence
 from atoll.core.access import Principal
+from atoll.egress.policy import held_pattern
 from atoll.model import ExecSpec, RunSpec
 
 if TYPE_CHECKING:
@@ -29,12 +32,14 @@ def check(rules: list[str]) -> None:
     for rule in rules:
         kind, colon, glob = rule.partition(":")
         if not colon or kind not in KINDS or not glob.strip() or len(rule) > 1024 or "\0" in rule:
-            raise errors.InvalidArgument(f"{rule!r:.120} is no rule", hint="command:GLOB or path:GLOB")
+            raise errors.InvalidArgument(f"{rule!r:.120} is no rule", hint="command:GLOB, path:GLOB or host:GLOB")
         if kind == "host":
-            raise errors.Unsupported(
-                "connections cannot wait for approval",
-                hint="leave the host out of --allowed-hosts, and add it when approved",
-            )
+            held_pattern(glob)
+
+
+def held_hosts(rules: list[str]) -> list[str]:
+    """The patterns of the `host:` rules."""
+    return [rule.removeprefix("host:") for rule in rules if rule.startswith("host:")]
 
 
 class Gate:
@@ -44,6 +49,8 @@ class Gate:
         self._approvals = approvals
 
     async def command(self, who: Principal, live: "Live", spec: ExecSpec | RunSpec) -> None:
+        if who.kind == "local":
+            live.callers |= presence.sessions(presence.PEER_PID.get())
         globs = _globs(live, "command")
         text = _text(spec)
         if any(fnmatchcase(text, glob) for glob in globs):

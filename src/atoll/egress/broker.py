@@ -2,7 +2,7 @@
 
 It is started by the daemon with sockets of the router namespace, gives up its rights, and takes orders over a Unix
 socket whose listening end it keeps: when the daemon dies it goes on, and the next daemon gets the sockets back from it.
-Without a daemon no name can be granted anew; open connections and granted addresses go on working.
+Without a daemon no name can be granted anew and nobody can be asked; open connections and granted addresses go on working.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from atoll.egress import presets, wire
 from atoll.egress.confine import drop_rights, raise_file_limit
+from atoll.egress.consents import Consents
 from atoll.egress.doors import Doors, guarded
 from atoll.egress.member import Bucket, EgressEvent, Member
 from atoll.egress.netlink import enter_net
@@ -62,10 +63,11 @@ class Broker:
         self._roster = Roster(file_limit)
         servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
         upstream = Upstream(servers, hosts_file=settings.hosts_file)
-        self._doors = Doors(sockets, self._roster, Resolver(upstream, self._open_way, self._report), self._report)
+        resolver = Resolver(upstream, self._open_way, self._report)
+        self._doors = Doors(sockets, self._roster, resolver, self._report, Consents(self._question).ask)
         self._daemon: asyncio.StreamWriter | None = None
-        self._grants: dict[int, asyncio.Future[bool]] = {}
-        self._grant_number = 0
+        self._questions: dict[int, asyncio.Future[wire.Message]] = {}
+        self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._untold: deque[EgressEvent] = deque(maxlen=1000)
         self._alone_since = time.monotonic()
@@ -100,20 +102,25 @@ class Broker:
         return True
 
     async def _open_way(self, member: Member, entries: list[Entry]) -> bool:
-        self._grant_number += 1
-        number = self._grant_number
-        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._grants[number] = done
         rows = [[entry.address, entry.port, entry.seconds] for entry in entries]
+        answer = await self._question({"op": "grant", "sandbox": member.link.sandbox, "entries": rows}, GRANT_SECONDS)
+        return bool(answer.get("ok"))
+
+    async def _question(self, message: wire.Message, seconds: float) -> wire.Message:
+        """Ask the daemon something; an empty answer when there is none, or none in time."""
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[wire.Message] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
         try:
-            if not self._tell({"op": "grant", "g": number, "sandbox": member.link.sandbox, "entries": rows}):
-                return False
-            async with asyncio.timeout(GRANT_SECONDS):
-                return await done
+            if not self._tell({**message, "q": number}):
+                return {}
+            async with asyncio.timeout(seconds):
+                return await answer
         except TimeoutError:
-            return False
+            return {}
         finally:
-            self._grants.pop(number, None)
+            self._questions.pop(number, None)
 
     def _accept_daemon(self, control: socket.socket) -> None:
         conn, _ = control.accept()
@@ -137,10 +144,10 @@ class Broker:
         try:
             while True:
                 message = await wire.receive(reader)
-                if message.get("op") == "granted":
-                    waiting = self._grants.get(int(message["g"]))
+                if message.get("op") == "answer":
+                    waiting = self._questions.get(int(message["q"]))
                     if waiting is not None and not waiting.done():
-                        waiting.set_result(bool(message.get("ok")))
+                        waiting.set_result(message)
                     continue
                 writer.write(wire.encode({"n": message.get("n"), **self._obey(message)}))
                 await writer.drain()
@@ -150,6 +157,9 @@ class Broker:
             _log.exception("control message")
         finally:
             writer.close()
+            for waiting in self._questions.values():  # who asked that daemon gets no answer any more
+                if not waiting.done():
+                    waiting.set_result({})
             if self._daemon is writer:
                 self._daemon = None
                 self._alone_since = time.monotonic()
@@ -168,6 +178,8 @@ class Broker:
                     return {"ok": True, "counters": member.counters() if member else {}}
                 case "list":
                     return {"ok": True, "sandboxes": [member.link.sandbox for member in self._roster]}
+                case "ping":
+                    return {"ok": True}
                 case "open":
                     self._doors.open()
                     return {"ok": True}

@@ -1,4 +1,8 @@
-"""The daemon's line to its broker: orders and answers, and what the broker says of its own accord."""
+"""The daemon's line to its broker: orders and answers, what the broker says of its own accord, and a pulse.
+
+A broker that hangs holds the line and passes nothing. So it is asked for a sign of life now and then, and one that gives
+none for too long counts as gone.
+"""
 
 import asyncio
 import logging
@@ -10,28 +14,33 @@ from atoll.egress import wire
 from atoll.errors import Internal, Unavailable
 
 ORDER_SECONDS: Final = 20.0
+PULSE_SECONDS = 5.0
+SILENT_SECONDS = 10.0  # twice in a row is too long: once may be a daemon that was itself held up
 _log = logging.getLogger(__name__)
+
+Hear = Callable[["BrokerLine", wire.Message], None]
 
 
 class BrokerLine:
     """One connection. `hear` gets every message that is not an answer; `gone` is set when the broker hangs up."""
 
-    def __init__(self, hear: Callable[[wire.Message], None]) -> None:
+    def __init__(self, hear: "Hear") -> None:
         self._hear = hear
         self._writer: asyncio.StreamWriter
         self._answers: dict[int, asyncio.Future[wire.Message]] = {}
         self._number = 0
-        self._listener: asyncio.Task[None] | None = None
+        self._work: list[asyncio.Task[None]] = []
         self.gone = asyncio.Event()
 
     @classmethod
-    async def open(cls, connection: socket.socket, hear: Callable[[wire.Message], None]) -> "BrokerLine":
+    async def open(cls, connection: socket.socket, hear: "Hear") -> "BrokerLine":
         self = cls(hear)
         reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
-        self._listener = asyncio.get_running_loop().create_task(self._listen(reader))
+        loop = asyncio.get_running_loop()
+        self._work = [loop.create_task(self._listen(reader)), loop.create_task(self._feel())]
         return self
 
-    async def order(self, message: wire.Message) -> wire.Message:
+    async def order(self, message: wire.Message, seconds: float = ORDER_SECONDS) -> wire.Message:
         """Tell the broker something and wait for its answer; Unavailable when it is gone or does not answer."""
         if self.gone.is_set():
             raise Unavailable("the egress broker went away")
@@ -41,7 +50,7 @@ class BrokerLine:
         self._answers[number] = waiting
         try:
             self._writer.write(wire.encode({"n": number, **message}))
-            async with asyncio.timeout(ORDER_SECONDS):
+            async with asyncio.timeout(seconds):
                 answer = await waiting
         except TimeoutError:
             raise Unavailable("the egress broker does not answer") from None
@@ -56,10 +65,24 @@ class BrokerLine:
             self._writer.write(wire.encode(message))
 
     async def close(self) -> None:
-        if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
+        for task in self._work:
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
         self._writer.close()
+
+    async def _feel(self) -> None:
+        """Until it is gone: does it still answer?"""
+        silent = 0
+        while silent < 2 and not self.gone.is_set():
+            await asyncio.sleep(0 if silent else PULSE_SECONDS)
+            try:
+                await self.order({"op": "ping"}, SILENT_SECONDS)
+                silent = 0
+            except (Unavailable, Internal):
+                silent += 1
+        if not self.gone.is_set():
+            _log.error("the egress broker hangs")
+            self._work[0].cancel()  # the listener's end is what says that it is gone
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         """Read until the broker is gone, or says something it never would."""
@@ -67,7 +90,7 @@ class BrokerLine:
             while True:
                 message = await wire.receive(reader)
                 if "n" not in message:
-                    self._hear(message)
+                    self._hear(self, message)
                     continue
                 waiting = self._answers.get(message["n"])
                 if waiting is not None and not waiting.done():

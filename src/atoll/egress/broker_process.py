@@ -19,6 +19,7 @@ from atoll.errors import Unavailable
 
 _SOCKET: Final = "egress.sock"
 _LOG: Final = "broker.log"
+_PID: Final = "broker.pid"
 _FDS: Final = 5
 _MAX_LOG: Final = 1 << 20
 # The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
@@ -58,7 +59,7 @@ def spawn(
         )
         passed = [*fds, listener.fileno(), *([] if host_net is None else [host_net])]
         root = str(Path(atoll.__file__).resolve().parent.parent)
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-I", "-c", _BOOT, root, json.dumps(asdict(settings))],
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
@@ -68,6 +69,8 @@ def spawn(
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "ATOLL_LOG": os.environ.get("ATOLL_LOG", "WARNING")},
             start_new_session=True,
         )
+        (state_dir / _PID).write_text(f"{process.pid}\n")
+        return process
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,20 @@ def end_stranger(pid: int, uid: int | None) -> None:
         _log.debug("broker %d: %s", pid, err)
     finally:
         os.close(fd)
+
+
+def end_hung(state_dir: Path, uid: int | None) -> None:
+    """End the broker this directory last started, which does not answer."""
+    try:
+        pid = int((state_dir / _PID).read_text())
+        started = (
+            b"atoll.egress.broker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )  # a number may have been used again
+    except (OSError, ValueError):
+        return
+    if started:
+        _log.warning("the egress broker %d hangs; ending it", pid)
+        end_stranger(pid, uid)
 
 
 def _open_log(path: Path) -> BinaryIO:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from atoll.egress.flow import Flow
+from atoll.egress.flow import Ask, Flow
 from atoll.egress.member import Member
 from atoll.egress.nflog import Attempt, read_log
 from atoll.egress.resolver import Report, Resolver
@@ -33,11 +33,12 @@ Take = Callable[[Member, socket.socket], bool]
 class Doors:
     """Reads what sandboxes send, and gives each piece to the resolver or to a new flow."""
 
-    def __init__(self, sockets: RouterSockets, roster: Roster, resolver: Resolver, report: Report) -> None:
+    def __init__(self, sockets: RouterSockets, roster: Roster, resolver: Resolver, report: Report, ask: Ask) -> None:
         self._sockets = sockets
         self._roster = roster
         self._resolver = resolver
         self._report = report
+        self._ask = ask
         self._tasks: set[asyncio.Task[None]] = set()
         self._streams: dict[str, int] = {}
         self._opened = False
@@ -91,7 +92,7 @@ class Doors:
             return False
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        Flow(member, client, target, self._report).start()
+        Flow(member, client, target, self._report, self._ask).start()
         return True
 
     def _read_dns(self) -> None:

@@ -9,7 +9,7 @@ import logging
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from atoll.egress import hello
@@ -25,9 +25,12 @@ IDLE_SECONDS: Final = 2 * 3600.0
 HALF_CLOSED_SECONDS: Final = 180.0
 _TLS_ALERT: Final = b"\x15\x03\x01\x00\x02\x02\x70"  # fatal, unrecognized_name
 _HARD_CLOSE: Final = struct.pack("ii", 1, 0)
+_LOOK_SECONDS: Final = 1.0
+_ESTABLISHED: Final = 1
 _log = logging.getLogger(__name__)
 
 Report = Callable[[Member, str, str, int, str, str], None]
+Ask = Callable[[Member, str, int], Awaitable[str]]  # why a person said no, or nothing
 
 
 class Refused(Exception):
@@ -41,13 +44,17 @@ class Refused(Exception):
 class Flow:
     """A connection in the making or open. `run` brings it up; `cut` ends it at any time."""
 
-    def __init__(self, member: Member, client: socket.socket, target: tuple[str, int], report: Report) -> None:
+    def __init__(
+        self, member: Member, client: socket.socket, target: tuple[str, int], report: Report, ask: Ask
+    ) -> None:
         self.member = member
         self.client = client
         self.address, self.port = target
         self.names: set[str] = set()
         self.last_active = time.monotonic()
         self._report = report
+        self._ask = ask
+        self._asked = False
         self._loop = asyncio.get_running_loop()
         self._server: socket.socket | None = None
         self._relay: Relay | None = None
@@ -93,6 +100,7 @@ class Flow:
     async def _run(self) -> None:
         try:
             first = await self._admit()
+            await self._consent()
             await self._dial()
         except Refused as no:
             self._refuse(no)
@@ -140,7 +148,30 @@ class Flow:
                 why = "address of this machine"
             if why is not None:
                 raise Refused(f"the name leads to a {why} address", name, goodbye)
+        if self._asked and name not in self.names and self.member.policy.waits(name):
+            raise Refused("needs approval, on a connection of its own", name, goodbye)
         self.names.add(name)
+
+    async def _consent(self) -> None:
+        """Where a rule says so, wait for a person; the client has been accepted and nothing has been dialled."""
+        self._asked = True
+        for name in sorted(self.names):
+            if not self.member.policy.waits(name):
+                continue
+            asking = asyncio.ensure_future(self._ask(self.member, name, self.port))
+            try:
+                while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
+                    if self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                        raise ConnectionResetError("closed by the sandbox while it waited for approval")
+            finally:
+                asking.cancel()
+            if why := asking.result():
+                raise Refused(why, name, self._goodbye(why, name))
+
+    def _goodbye(self, why: str, name: str) -> bytes:
+        if self.port == 443:
+            return _TLS_ALERT
+        return _forbidden(HeadError(why, name)) if self.port == 80 else b""
 
     async def _admit_tls(self) -> bytes:
         data = bytearray()

@@ -7,6 +7,7 @@ leads nowhere. There is no third way to say "everything": `*` has to be written.
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from atoll.egress import presets
@@ -60,11 +61,13 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class EgressPolicy:
-    """Allowed hosts, the operator's private networks per host, and loopback ports of the machine."""
+    """Allowed hosts, the operator's private networks per host, loopback ports of the machine, and patterns of names to
+    which a connection waits until somebody has approved it. The last only narrow what the first allow."""
 
     rules: tuple[HostRule, ...] = ()
     private: tuple[tuple[str, tuple[Network, ...]], ...] = ()
     host_ports: frozenset[int] = frozenset()
+    held: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -73,9 +76,11 @@ class EgressPolicy:
         *,
         private: Mapping[str, Iterable[str]] | None = None,
         host_ports: Iterable[int] = (),
+        held: Iterable[str] = (),
     ) -> "EgressPolicy":
         """A policy from what people write; InvalidArgument names the first bad entry."""
-        return cls(parse_hosts(hosts), _parse_private(private or {}), _parse_host_ports(host_ports))
+        patterns = tuple(dict.fromkeys(held_pattern(one) for one in held))
+        return cls(parse_hosts(hosts), _parse_private(private or {}), _parse_host_ports(host_ports), patterns)
 
     def decide(self, name: str, port: int | None = None) -> Verdict:
         """May this sandbox speak to `name` on `port`? Without a port: may it be resolved at all?"""
@@ -95,6 +100,10 @@ class EgressPolicy:
         if port is not None and not any(_open(rule.ports_of(name), port) for rule in covering):
             return Verdict(False, f"port {port} is not open for this host")
         return Verdict(True, exceptions=self._exceptions(name))
+
+    def waits(self, name: str) -> bool:
+        """Does a connection to this name, which is in canonical form, need somebody's approval?"""
+        return any(fnmatchcase(name, pattern) for pattern in self.held)
 
     def ports(self, name: str) -> tuple[int, ...] | None:
         """Every port open for `name`, sorted; None is any port, an empty tuple is no port."""
@@ -126,15 +135,21 @@ class EgressPolicy:
             "hosts": list(self.hosts),
             "private": {host: [str(net) for net in nets] for host, nets in self.private},
             "host_ports": sorted(self.host_ports),
+            **({"held": list(self.held)} if self.held else {}),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "EgressPolicy":
         """The inverse of `to_dict`; an unknown key is an error, never ignored."""
-        unknown = set(data) - {"hosts", "private", "host_ports"}
+        unknown = set(data) - {"hosts", "private", "host_ports", "held"}
         if unknown:
             raise InvalidArgument(f"unknown key in an egress policy: {sorted(unknown)[0]!r}")
-        return cls.of(data.get("hosts", ()), private=data.get("private"), host_ports=data.get("host_ports", ()))
+        return cls.of(
+            data.get("hosts", ()),
+            private=data.get("private"),
+            host_ports=data.get("host_ports", ()),
+            held=data.get("held", ()),
+        )
 
 
 def parse_hosts(entries: Iterable[str]) -> tuple[HostRule, ...]:
@@ -147,6 +162,20 @@ def parse_hosts(entries: Iterable[str]) -> tuple[HostRule, ...]:
             raise InvalidArgument(f"more than {MAX_ENTRIES} hosts in one list", hint="use *.suffix entries")
         rules[_parse_entry(entry)] = None
     return tuple(rules)
+
+
+def held_pattern(text: str) -> str:
+    """A pattern of names in the form names have; one that could never match a name is an error, never a rule that
+    silently holds nothing."""
+    if not ("*" in text or "?" in text):
+        return canonical(text)
+    pattern = text.lower().removesuffix(".")
+    if not pattern.isascii() or not all(c.isalnum() or c in "-.*?" for c in pattern) or ".." in pattern:
+        raise InvalidArgument(
+            f"{text[:80]!r} matches no host name",
+            hint="a name with * and ? in it, such as *.example.com: no port, no scheme",
+        )
+    return pattern
 
 
 def _parse_entry(entry: object) -> HostRule:

@@ -11,8 +11,7 @@ import logging
 import os
 import socket
 import subprocess
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,16 +22,17 @@ from atoll.egress.broker_line import ORDER_SECONDS, BrokerLine
 from atoll.egress.member import EgressEvent
 from atoll.egress.nft import Entry
 from atoll.egress.policy import EgressPolicy
+from atoll.egress.refusals import Refusals
 from atoll.egress.router import Link, Router
-from atoll.errors import Internal, NotFound, Unavailable
+from atoll.errors import AtollError, Internal, NotFound, Unavailable
 
-_KEPT_EVENTS: Final = 1000
-_KEPT_SANDBOXES: Final = 512
 _SWEEP_SECONDS: Final = 0.25
+_STOP_SECONDS: Final = 5.0
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 OnEvent = Callable[[EgressEvent], None]
+OnAsk = Callable[[str, str, int], Awaitable[str]]  # sandbox, name, port; why not, or nothing
 
 
 @dataclass(slots=True)
@@ -56,15 +56,18 @@ class Kept:
 class Egress:
     """Use `await Egress.start(...)`."""
 
-    def __init__(self, state_dir: Path, broker_uid: int | None, on_event: OnEvent | None) -> None:
+    def __init__(
+        self, state_dir: Path, broker_uid: int | None, on_event: OnEvent | None, on_ask: OnAsk | None = None
+    ) -> None:
         self._dir = state_dir
         self._uid = broker_uid
         self._on_event = on_event
+        self._on_ask = on_ask
         self._host_net: int | None = None
         self._servers: tuple[tuple[str, int], ...] = ()
         self._hosts_file = "/etc/hosts"
         self._links: dict[str, _Attached] = {}
-        self._events: OrderedDict[str, deque[EgressEvent]] = OrderedDict()
+        self._refusals = Refusals()
         self._router_thread = ThreadPoolExecutor(1, "atoll-router")
         self._sweep_thread = ThreadPoolExecutor(1, "atoll-sweep")
         self._router: Router
@@ -73,6 +76,7 @@ class Egress:
         self._ready = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
         self._sweeping = False
         self._closing = False
         self.broker_pid = 0
@@ -84,6 +88,7 @@ class Egress:
         state_dir: str | Path,
         broker_uid: int | None = None,
         on_event: OnEvent | None = None,
+        on_ask: OnAsk | None = None,
         *,
         host_net: int | None = None,
         servers: Iterable[tuple[str, int]] = (),
@@ -93,8 +98,9 @@ class Egress:
 
         `broker_uid` is the unprivileged id it runs as (None keeps ours, without capabilities: rootless). `host_net` is a
         descriptor of the namespace it dials from, by default ours; `servers` replaces the machine's name servers.
+        `on_ask` is called for connections that a policy holds; without it they are refused.
         """
-        self = cls(Path(state_dir), broker_uid, on_event)
+        self = cls(Path(state_dir), broker_uid, on_event, on_ask)
         self._host_net = None if host_net is None else os.dup(host_net)
         self._servers, self._hosts_file = tuple(servers), hosts_file
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -175,7 +181,7 @@ class Egress:
 
     def events(self, sandbox: str) -> list[EgressEvent]:
         """The latest refusals of a sandbox, oldest first; also for a while after it is gone."""
-        return list(self._events.get(sandbox, ()))
+        return self._refusals.of(sandbox)
 
     async def counters(self, sandbox: str) -> dict[str, Any]:
         """Per host: connections, bytes sent and received; and in all: refusals, open connections, last payload time."""
@@ -190,13 +196,15 @@ class Egress:
         if self._line is not None:
             if not keep_broker:
                 try:
-                    await self._line.order({"op": "stop"})
+                    await self._line.order({"op": "stop"}, _STOP_SECONDS)
                 except (Unavailable, Internal) as err:
                     _log.debug("stopping the broker: %s", err)
             await self._line.close()
         if not keep_broker:
             await self._end_process()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for task in self._answering:
+            task.cancel()  # who waits for a person is told no by the broker, which has no daemon then
+        await asyncio.gather(*self._tasks, *self._answering, return_exceptions=True)
         if hasattr(self, "_router"):
             await self._in_router(self._router.close)
         self._router_thread.shutdown(wait=False)
@@ -247,7 +255,7 @@ class Egress:
         if self._sweeping:
             return
         self._sweeping = True
-        self._spawn_task(self._sweep())
+        self._spawn_task(self._sweep(), self._tasks)
 
     async def _sweep(self) -> None:
         await asyncio.sleep(_SWEEP_SECONDS)
@@ -257,10 +265,10 @@ class Egress:
         except OSError as err:
             _log.warning("unplugged interfaces were left behind: %s", err)
 
-    def _spawn_task(self, work: Any) -> None:
+    def _spawn_task(self, work: Any, among: set[asyncio.Task[Any]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        among.add(task)
+        task.add_done_callback(among.discard)
 
     # The broker
 
@@ -268,6 +276,10 @@ class Egress:
         """The connection to a broker that is already there, with its router taken over; None when there is none."""
         try:
             found = await asyncio.to_thread(broker_process.connect, self._dir)
+        except TimeoutError:
+            # It is there and hangs, and with it hang the links of its sandboxes: only its end sets them free.
+            await asyncio.to_thread(broker_process.end_hung, self._dir, self._uid)
+            return None
         except (OSError, Unavailable):
             return None
         self._router = await self._in_router(Router.adopt, found.sockets)
@@ -306,6 +318,7 @@ class Egress:
                 return
             self._ready.clear()
             _log.warning("the egress broker is gone; starting another")
+            await self._line.close()
             await self._restart()
 
     async def _restart(self) -> None:
@@ -345,30 +358,29 @@ class Egress:
             process.kill()
             await asyncio.to_thread(process.wait)
 
-    def _hear(self, message: wire.Message) -> None:
-        if message.get("op") == "grant":
-            self._spawn_task(self._grant(message))
+    def _hear(self, line: BrokerLine, message: wire.Message) -> None:
+        if message.get("op") in ("grant", "ask"):
+            self._spawn_task(self._answer(line, message), self._answering)
         elif message.get("op") == "event":
             self._keep_event(EgressEvent.from_dict(message["event"]))
 
-    async def _grant(self, message: wire.Message) -> None:
-        ok = False
+    async def _answer(self, line: BrokerLine, message: wire.Message) -> None:
+        """What the broker asks, answered to the very broker that asked: the next one counts its questions anew."""
+        answer: wire.Message = {"ok": False}
+        attached = self._links.get(str(message.get("sandbox")))
         try:
-            attached = self._links.get(str(message["sandbox"]))
-            if attached is not None:
+            if attached is not None and message["op"] == "grant":
                 await self._in_router(self._router.grant, attached.link, _entries(message["entries"]))
-                ok = True
-        except (Internal, ValueError, TypeError) as err:
-            _log.error("grant: %s", err)
-        if self._line is not None:
-            self._line.tell({"op": "granted", "g": message["g"], "ok": ok})
+                answer = {"ok": True}
+            elif attached is not None and self._on_ask is not None:
+                why = await self._on_ask(attached.link.sandbox, str(message["name"]), int(message["port"]))
+                answer = {"ok": not why, "why": why}
+        except (AtollError, ValueError, TypeError) as err:
+            _log.error("%s: %s", message["op"], err)
+        line.tell({"op": "answer", "q": message["q"], **answer})
 
     def _keep_event(self, event: EgressEvent) -> None:
-        kept = self._events.setdefault(event.sandbox, deque(maxlen=_KEPT_EVENTS))
-        kept.append(event)
-        self._events.move_to_end(event.sandbox)
-        while len(self._events) > _KEPT_SANDBOXES + len(self._links):
-            self._events.popitem(last=False)
+        self._refusals.keep(event, len(self._links))
         if self._on_event is not None:
             try:
                 self._on_event(event)
