@@ -1,0 +1,140 @@
+"""Sandboxes and images: what is asked of a new one, and what is told of one."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, UnsetType, field
+
+from atoll.model.fields import ALIAS, MIB, NAME, Answer, Port, Request, Runtime, Seconds, check_env, check_path
+
+
+class LimitsSpec(Request, kw_only=True):
+    """What one sandbox may use. None means the operator's default."""
+
+    cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
+    memory_mb: Annotated[int, Meta(ge=8, le=16 * MIB)] | None = None
+    pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
+    files: Annotated[int, Meta(ge=32, le=1_048_576)] | None = None
+    disk_mb: Annotated[int, Meta(ge=8, le=64 * MIB)] | None = None
+
+
+class Mount(Request, kw_only=True):
+    """A directory of the host, seen inside at `target`."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        for path in (self.source, self.target):
+            if not path.startswith("/") or "\0" in path or ".." in path.split("/") or len(path) > 4096:
+                raise ValueError(f"a mount needs absolute paths without `..`, not {path!r:.200}")
+
+
+class SecretRef(Request, kw_only=True):
+    """A secret of the caller's as an environment variable of every command."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    key: Annotated[str, Meta(min_length=1, max_length=63)]
+    env: Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,255}$")]
+
+
+class CreateSandbox(Request, kw_only=True):
+    name: str | None = None
+    runtime: Runtime = "auto"
+    image: Annotated[str, Meta(min_length=1, max_length=512)] = "host"
+    profile: str | None = None
+    mode: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    limits: LimitsSpec = field(default_factory=LimitsSpec)
+    hosts: list[str] | None = None
+    network: bool = True
+    host_ports: Annotated[list[Port], Meta(max_length=64)] = []
+    idle_timeout_s: Seconds | None = None
+    lifetime_s: Seconds | None = None
+    workdir: str = "/workspace"
+    labels: dict[str, str] = field(default_factory=dict)
+    alias: str | None = None
+    mounts: Annotated[list[Mount], Meta(max_length=64)] = []
+    read_only_root: bool = False
+    persistent: bool = False
+    program: Annotated[str, Meta(max_length=4096)] | None = None
+    security: dict[str, bool | str] = field(default_factory=dict)
+    start: bool = True
+    secrets: Annotated[list[SecretRef], Meta(max_length=32)] = []
+    require_approval: Annotated[list[str], Meta(max_length=32)] = []
+
+    def __post_init__(self) -> None:
+        if self.name is not None and (not NAME.match(self.name) or ".." in self.name):
+            raise ValueError("name must be 1 to 63 letters, digits, `_`, `.` or `-`, starting with a letter or digit")
+        if self.alias is not None and (not ALIAS.match(self.alias) or ".." in self.alias):
+            raise ValueError("alias must be 1 to 200 letters, digits or `_.:@+-`, starting with a letter or digit")
+        check_env(self.env)
+        check_path("workdir", self.workdir)
+        if not self.workdir.startswith("/"):
+            raise ValueError("workdir must be an absolute path")
+        if len({secret.env for secret in self.secrets}) < len(self.secrets):
+            raise ValueError("two secrets have the same environment variable")
+        if len(self.labels) > 64 or any(len(k) > 256 or len(v) > 4096 for k, v in self.labels.items()):
+            raise ValueError("at most 64 labels, keys of 256 and values of 4096 characters")
+        if self.hosts is not None and (len(self.hosts) > 1000 or any(not 0 < len(h) <= 300 for h in self.hosts)):
+            raise ValueError("hosts must be at most 1000 names of at most 300 characters")
+
+
+class Extend(Request, kw_only=True):
+    """A new end: so many seconds from now; None takes the end away. With `idle_timeout_s` the idle limit changes too."""
+
+    lifetime_s: Seconds | UnsetType | None = UNSET
+    idle_timeout_s: Seconds | UnsetType | None = UNSET
+
+
+class End(Answer, kw_only=True):
+    kind: str
+    detail: str
+    by: str
+    at: float
+
+
+class SandboxInfo(Answer, kw_only=True):
+    id: str
+    name: str | None
+    owner: str
+    state: str
+    runtime: str
+    image: str
+    created_at: float
+    expires_at: float | None
+    idle_timeout_s: float | None
+    last_active: float
+    limits: dict[str, dict[str, Any]]
+    policy: dict[str, Any]
+    hosts: list[str] | None
+    env_keys: list[str]
+    background_runs: int
+    labels: dict[str, str]
+    workdir: str
+    pid: int | None
+    end: End | None
+    parent_id: str | None = None
+    secret_env_vars: list[str] = []
+    require_approval: list[str] = []
+
+
+class PullImage(Request, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=512)]
+
+
+class BuildImage(Request, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    debian: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+
+
+class OpenAgentkernel(Request, kw_only=True):
+    """Serve agentkernel's HTTP interface for as long as this request stays open."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 18888
+    key: str | None = None
+    any_host: bool = False
+    allow_host_access: bool = False
+    legacy_exit_errors: bool = False
+    runtime: Runtime = "auto"
