@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from _thread import start_new_thread  # `threading` costs four milliseconds to import, and this is a hot path
 
 from ..client import calls
 from ..client.blocking import Link
@@ -87,7 +87,7 @@ def beside(link: Link) -> Link:
     return Link(link.home, path=link.path) if isinstance(link, Link) else link
 
 
-def feed_stdin(link: Link, ref: str, command_id: str) -> threading.Thread:
+def feed_stdin(link: Link, ref: str, command_id: str) -> None:
     """Pass our standard input on, on a connection of its own, until it or the command ends."""
 
     def feed() -> None:
@@ -98,6 +98,4 @@ def feed_stdin(link: Link, ref: str, command_id: str) -> threading.Thread:
         except (OSError, AtollError):
             pass  # nobody reads any more; how the command ended is told by its own stream
 
-    thread = threading.Thread(target=feed, name="stdin", daemon=True)
-    thread.start()
-    return thread
+    start_new_thread(feed, ())

@@ -26,6 +26,7 @@ from atoll.model import CreateSandbox
 
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
 AGENT_TIMEOUT = 30.0
+TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Plan:
             runtime=runtime,
             limits=self.limits,
             required=self.required,
-            hostname=host_name(sandbox, spec.name),
+            hostname=host_name(sandbox, None if (spec.name or "").startswith(TEMPORARY) else spec.name),
             boot={"env": {**self.base_env, **spec.env}, "deadline_ms": agent_deadline(expires_at)},
             mounts=self.mounts,
             workspace=parent,
@@ -98,7 +99,7 @@ class Boxes:
 
     def claim(self, plan: Plan, wanted: BoxSpec) -> Box | None:
         """A warm sandbox; None is a cold start."""
-        if not plan.spec.start or plan.spec.name is not None:  # a started one cannot take the name for its host name
+        if not plan.spec.start or wanted.hostname != host_name(wanted.id):  # a started one cannot take a host name
             return None
         return self.pool.claim(wanted, plan.base_env)
 

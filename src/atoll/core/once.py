@@ -1,6 +1,8 @@
 """One command in a sandbox of its own: made for it, gone after it. `run` of every surface is this verb.
 
 The sandbox belongs to the call: a caller that goes away, an error or the daemon's end take it along. Only `keep` leaves it.
+A local caller has the result as soon as the command is over, and the sandbox goes behind his back; not so when it has files
+of his mounted, which nothing may touch afterwards, or with a key, against whose quota it counts.
 """
 
 import asyncio
@@ -14,6 +16,8 @@ import msgspec
 
 from atoll import errors
 from atoll.core.access import Principal
+from atoll.core.boxes import TEMPORARY
+from atoll.core.credentials import KeyHolder
 from atoll.core.profiles import OPEN, Ceiling
 from atoll.egress import presets
 from atoll.model import Chunk, CreateSandbox, ExecResult, RunOnce, SandboxInfo, Started, unbase64
@@ -26,6 +30,7 @@ log = logging.getLogger("atoll.once")
 KEPT_S = 3600.0
 IDLE_S = 300.0  # for one whose daemon was killed: nothing else would end it
 UNKEPT_S = 24 * 3600.0 + 600.0  # the longest timeout of a command and some; a backstop, nothing waits for it
+BEHIND = 4  # so many sandboxes may still be going when a caller is told that his run is over
 
 Item = Started | Chunk | ExecResult | dict[str, Any]
 
@@ -35,7 +40,7 @@ class Once:
 
     def __init__(self, core: "Core") -> None:
         self._core = core
-        self._ends: set[asyncio.Task[Any]] = set()
+        self._ends: set[asyncio.Task[SandboxInfo]] = set()
 
     async def stream(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> AsyncIterator[Item]:
         """What happens, as it happens: the sandbox (`{"sandbox": ...}`), the command's start, its output, its result."""
@@ -65,7 +70,9 @@ class Once:
             result = _out_of_memory(info, request, began)
         finally:
             if not keep:
-                await self._end(who, info.id)
+                ending = self._end(who, info.id)
+                if result is None or spec.mounts or isinstance(who, KeyHolder) or len(self._ends) > BEHIND:
+                    await self._over(ending)
         assert result is not None
         yield result
 
@@ -87,7 +94,7 @@ class Once:
         spec = request.sandbox
         changes: dict[str, Any] = {}
         if spec.name is None:
-            changes["name"] = ("run-" if request.keep else "ephemeral-") + secrets.token_hex(4)
+            changes["name"] = ("run-" if request.keep else TEMPORARY) + secrets.token_hex(4)
         if spec.lifetime_s is None:
             changes["lifetime_s"] = KEPT_S if request.keep else UNKEPT_S
         if spec.idle_timeout_s is None and not request.keep:
@@ -101,20 +108,23 @@ class Once:
             content = unbase64("content_b64", file.content_b64)
             await self._core.files.write(who, info.id, file.path, content, mode=file.mode, parents=True)
 
-    async def _end(self, who: Principal, sandbox: str) -> None:
-        """To the end, however often the caller gives up meanwhile."""
+    def _end(self, who: Principal, sandbox: str) -> "asyncio.Task[SandboxInfo]":
+        """Begin its end, which goes to the end however often the caller gives up meanwhile."""
         task = asyncio.ensure_future(self._core.sandboxes.destroy(who, sandbox))
         self._ends.add(task)
         task.add_done_callback(self._ended)
-        try:
-            await asyncio.shield(task)
-        except errors.AtollError as error:
-            log.error("sandbox %s of a run is not gone yet: %s", sandbox, error)
+        return task
 
-    def _ended(self, task: "asyncio.Task[Any]") -> None:
+    async def _over(self, ending: "asyncio.Task[SandboxInfo]") -> None:
+        try:
+            await asyncio.shield(ending)
+        except errors.AtollError:
+            pass  # told in the log by then; what fails to end is tried again
+
+    def _ended(self, task: "asyncio.Task[SandboxInfo]") -> None:
         self._ends.discard(task)
-        if not task.cancelled():
-            task.exception()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a run's sandbox is not gone yet: %s", error)
 
 
 def _out_of_memory(info: SandboxInfo, request: RunOnce, began: float) -> ExecResult:

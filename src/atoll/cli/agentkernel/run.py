@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..grammar import Arguments
     from .project import Project
 
+_NULL_DEVICE = os.makedev(1, 3)
 _HEADERS = (("Content-Type", "application/json"), ("Accept", FRAMES))
 
 
@@ -64,11 +65,19 @@ def _request(arguments: Arguments, project: Project | None, argv: list[str], lin
         fields["lifetime_s"] = duration(arguments.ttl, "ttl") or 10.0 * 365 * 86400
     command: dict[str, Any] = {"id": new_command_id(), "argv": argv, "timeout_ms": milliseconds(timeout)}
     command["output_limit"] = 65_536
-    command["stdin_stream"] = not os.isatty(0)
+    command["stdin_stream"] = _has_input()
     request = {"sandbox": fields, "command": command, "keep": bool(arguments.keep), "any_host": called_agentkernel()}
     if project is not None and project.data.get("files"):
         request["files"] = project.files()
     return request
+
+
+def _has_input() -> bool:
+    """Whether anything can come from our standard input: it is neither a terminal, nor /dev/null, nor closed."""
+    try:
+        return not os.isatty(0) and os.fstat(0).st_rdev != _NULL_DEVICE
+    except OSError:
+        return False
 
 
 def _tell_waiting(image: str) -> Timer:
@@ -96,7 +105,7 @@ def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], waiti
             if waiting is not None:
                 waiting.cancel()
         elif isinstance(value, Started):
-            if not os.isatty(0):
+            if _has_input():
                 feed_stdin(Link(link.home, path=link.path), sandbox["id"], str(call.command_id))
         elif isinstance(value, dict):
             if arguments.keep:
