@@ -47,6 +47,7 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What is held against the machine itself."""
 
     version_floor: Literal["warn", "refuse"] = "warn"  # engines with known holes
+    approve_keys_without_terminal: bool = False  # whether any program of this user may make a key that can approve
 
 
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -8,9 +8,9 @@ from .conftest import Gateway, Machine
 
 def test_keys_are_made_listed_and_ended_under_all_names(gateway: Gateway) -> None:
     names = [f"k-{os.urandom(4).hex()}" for _ in range(3)]
-    made = gateway.ok("key", "create", names[0], "--ttl", "25h", "--scopes", "use,approve", "--quota", "sandboxes=2")
+    made = gateway.ok("key", "create", names[0], "--ttl", "25h", "--scopes", "use", "--quota", "sandboxes=2")
     assert re.fullmatch(r"[0-9a-f]{64}", made["key"]) and made["e2b_key"] == "e2b_" + made["key"]
-    assert made["ttl_days"] == 2 and made["scopes"] == ["use", "approve"] and made["quotas"]["sandboxes"] == 2
+    assert made["ttl_days"] == 2 and made["scopes"] == ["use"] and made["quotas"]["sandboxes"] == 2
     assert made["created_at"].endswith("Z") and made["expires_at"].endswith("Z")
     forever = gateway.ok("sandbox-apikey", "create", names[1], "--ttl", "never")
     assert forever["expires_at"] is None and forever["ttl_days"] is None

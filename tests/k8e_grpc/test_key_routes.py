@@ -46,10 +46,12 @@ def test_from_make_to_revoke(gateway, rest) -> None:
 
 def test_an_admins_key_may(gateway, rest) -> None:
     name = f"root-{secrets.token_hex(4)}"
-    made = rest.call(calls.post("/v1/keys", {"name": name, "ttl": "never", "scopes": ["admin"]}))
-    assert made["expires_at"] is None
-    link = remote(gateway, made["key"])
+    made = gateway.key(name, ttl_days=None, scopes=["admin"])
+    assert made.key.expires_at is None
+    link = remote(gateway, made.secret)
     assert name in {key["name"] for key in link.call(calls.get("/v1/keys"))["keys"]}
+    more = link.call(calls.post("/v1/keys", {"name": f"{name}-2", "scopes": ["approve"]}))
+    assert more["scopes"] == ["approve"], "an admin's key needs no terminal: it could approve by itself"
     link.close()
 
 

@@ -12,8 +12,6 @@ from .session import open_link, reference, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..client.blocking import Link
     from .grammar import Arguments
 
@@ -59,23 +57,23 @@ def _decide(arguments: Arguments, approved: bool) -> int:
     except PermissionDenied as refused:
         if not refused.details.get("challenge"):
             raise
-        wire = _answer(link, approval, fields)
+        answer = answer_on_terminal(link, calls.post(_path(approval, "challenge"), {}))
+        wire = link.call(calls.post(_path(approval, "decide"), {**fields, "answer": answer}))
     print_json({"ok": True, "approval_id": approval, "status": wire["status"]})
     return 0
 
 
-def _answer(link: Link, approval: str, fields: dict[str, Any]) -> Any:
+def answer_on_terminal(link: Link, challenge: calls.Call) -> str:
     """The daemon writes a number on this terminal; the person types it, and nothing else can."""
     try:
         keyboard = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         raise PermissionDenied("deciding needs a terminal", hint="run this in a terminal of your own") from None
     try:
-        link.call(calls.post(_path(approval, "challenge"), {}))
-        answer = os.read(keyboard, 100).decode("utf-8", "replace").strip()
+        link.call(challenge)
+        return os.read(keyboard, 100).decode("utf-8", "replace").strip()
     finally:
         os.close(keyboard)
-    return link.call(calls.post(_path(approval, "decide"), {**fields, "answer": answer}))
 
 
 def pending(arguments: Arguments) -> int:

@@ -6,7 +6,8 @@ import os
 import time
 
 from ..client import calls
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, PermissionDenied
+from .approvals import answer_on_terminal
 from .output import print_json, say, tell
 from .session import open_link
 from .tables import for_people, table
@@ -24,7 +25,15 @@ def create(arguments: Arguments) -> int:
     fields: dict[str, Any] = {"name": arguments.rest[0], "ttl": arguments.ttl, "quotas": dict(_quotas(arguments))}
     if arguments.scopes:
         fields["scopes"] = arguments.scopes
-    made = open_link(arguments).call(calls.post("/v1/keys", fields))
+    link = open_link(arguments)
+    try:
+        made = link.call(calls.post("/v1/keys", fields))
+    except PermissionDenied as refused:
+        if not refused.details.get("challenge"):
+            raise
+        shown = {"name": fields["name"], "scopes": fields["scopes"]}
+        answer = answer_on_terminal(link, calls.post("/v1/keys/challenge", shown))
+        made = link.call(calls.post("/v1/keys", {**fields, "answer": answer}))
     if for_people(arguments):
         until = "never ends" if made["expires_at"] is None else f"ends {_day(made['expires_at'])}"
         say(f"key {made['name']!r} ({', '.join(made['scopes'])}; {until}). It is not shown again:")

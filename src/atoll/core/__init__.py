@@ -11,6 +11,7 @@ from atoll.core.commands import Commands
 from atoll.core.connections import Connections
 from atoll.core.exposures import Exposures
 from atoll.core.files import Files
+from atoll.core.granting import Granting
 from atoll.core.history import History
 from atoll.core.hosts import Hosts
 from atoll.core.images import Images
@@ -42,6 +43,7 @@ class Core:
         self.network: Network = network or Loopback()
         self.store = Store(home / "atoll.db")
         self.keys = Keys(home / "atoll.db")
+        self.granting = Granting(self.store, freely=config.security.approve_keys_without_terminal)
         self.history = History(self.store, home / "transcripts")
         self.sandboxes = Sandboxes(self.store, backend, images, self.network, self.history, config, home)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs")

@@ -21,12 +21,20 @@ MAX_IMPORT = 4 * 1024 * 1024
 
 
 class CreateKey(model.Request, kw_only=True):
-    """`ttl`: `30d`, `720h`, days, or `never`."""
+    """`ttl`: `30d`, `720h`, days, or `never`. `answer`: what the challenge showed, for a key that can approve."""
 
     name: str
     ttl: Annotated[str, Meta(max_length=20)] = "30d"
     scopes: list[str] = field(default_factory=lambda: ["use"])
     quotas: dict[str, float] = field(default_factory=dict)
+    answer: Annotated[str, Meta(max_length=100)] | None = None
+
+
+class ChallengeKey(model.Request, kw_only=True):
+    """The key that is to be made."""
+
+    name: str
+    scopes: list[str]
 
 
 class NamedKey(model.Request, kw_only=True):
@@ -55,6 +63,7 @@ async def list_keys(rest: Rest, exchange: Exchange) -> None:
 async def create_key(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(CreateKey)
+    rest.core.granting.check(exchange.who, asked.name, asked.scopes, asked.answer)
     _write_down(rest, exchange, "keys.create", name=asked.name, scopes=list(asked.scopes))
     made = rest.core.keys.create(
         asked.name,
@@ -64,6 +73,13 @@ async def create_key(rest: Rest, exchange: Exchange) -> None:
         created_by=exchange.who.owner,
     )
     await exchange.answer({**_shown(made.key), "key": made.secret, "e2b_key": made.e2b}, 201)
+
+
+@route("POST", "/v1/keys/challenge", "Show on the caller's terminal what a key that can approve takes", ChallengeKey)
+async def challenge_key(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
+    asked = await exchange.json(ChallengeKey)
+    await exchange.answer({"needed": rest.core.granting.challenge(exchange.who, asked.name, asked.scopes)})
 
 
 @route("POST", "/v1/keys/revoke", "End a key, and every certificate issued for it, at once", NamedKey)
@@ -81,6 +97,7 @@ async def revoke_key(rest: Rest, exchange: Exchange) -> None:
 async def import_keys(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(ImportKeys)
+    rest.core.granting.check(exchange.who, "import", asked.scopes, None)
     _write_down(rest, exchange, "keys.import")
     await exchange.answer({"keys": rest.core.keys.import_k8e(asked.text, scopes=asked.scopes)})
 
