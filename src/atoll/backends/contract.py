@@ -69,6 +69,7 @@ class BoxSpec:
     workspace: str | None = None  # id of the sandbox whose workspace this one shares; None: its own
     disk: Mapping[str, Any] | None = None  # record of the stopped sandbox of this id, whose disk is used again
     network: Callable[[int], Awaitable[None]] | None = None  # called with a network namespace fd; None: loopback only
+    network_later: bool = False  # may be given a network once it has started, as a spare is when it is claimed
     read_only_root: bool = False
     seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive
     no_capabilities: bool = False

@@ -238,7 +238,8 @@ def _blank(shelf: Shelf) -> BoxSpec:
     boot = {"env": dict(shelf.env), "deadline_ms": None}
     return BoxSpec(
         id=made, rootfs=pattern.rootfs, runtime=pattern.runtime, limits=pattern.limits, hostname=f"sandbox-{made[:12]}",
-        boot=boot, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp, no_capabilities=pattern.no_capabilities,
+        boot=boot, network_later=True, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp,
+        no_capabilities=pattern.no_capabilities,
     )  # fmt: skip
 
 

@@ -149,6 +149,7 @@ class Assembly:
             (self._run / "config.json").write_bytes(self._config(stage, launcher, base))
             passable(self._paths.engine / self._engine.name)
         self._step("bundle")
+        networked = spec.network is not None or spec.network_later
         handed = self._listen if inside is None else self._pid_file
         sources = [self._agent] if inside is None else [self._agent, self._dial_directory]
         with ExitStack() as stack:
@@ -164,7 +165,7 @@ class Assembly:
                 "read_only_root": spec.read_only_root,
                 "groups": [] if inside is None and not rootless else group.doors(),
                 "inside": inside,
-                "argv": self._engine.run(self._paths, spec.id, stage),
+                "argv": self._engine.run(self._paths, spec.id, stage, networked=networked),
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             }
             status = await launcher.start(order, fds)

@@ -32,9 +32,9 @@ class Engine:
         """Runs in the sandbox's own namespaces, with no right on the host."""
         return self.runtime == "gvisor"
 
-    def run(self, paths: Paths, box: str, stage: str) -> list[str]:
-        """Start the bundle, detached."""
-        return self._runsc(box, stage) if self.inside else self._runc(paths, box)
+    def run(self, paths: Paths, box: str, stage: str, *, networked: bool) -> list[str]:
+        """Start the bundle, detached. `networked`: it has a network, or may be given one later."""
+        return self._runsc(box, stage, networked) if self.inside else self._runc(paths, box)
 
     def _runc(self, paths: Paths, box: str) -> list[str]:
         run = paths.run(box)
@@ -43,12 +43,15 @@ class Engine:
             *("run", "--detach", "--preserve-fds", "1", "--bundle", str(run), "--pid-file", str(run / "pid"), box),
         ]
 
-    def _runsc(self, box: str, stage: str) -> list[str]:
+    def _runsc(self, box: str, stage: str, networked: bool) -> list[str]:
         platform = self.name.removeprefix("runsc-")
+        # The network namespace is the sandbox's own already. Without a network there is gVisor's own loopback: then its kernel may not
+        # even make a socket of the host, and its filter for that is built in a quarter of the time.
+        network = "host" if networked else "none"
         return [
             *(self.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
-            # The network namespace is the sandbox's own already; writes land on the sandbox's limited disk, not in memory.
-            *("--network=host", "--host-uds=open", "--overlay2=none", "--oci-seccomp"),
+            # Writes land on the sandbox's limited disk, not in memory.
+            *(f"--network={network}", "--host-uds=open", "--overlay2=none", "--oci-seccomp"),
             *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", box),
         ]
 

@@ -106,7 +106,7 @@ class Probes:
         rootfs = self._paths.home / "images" / "empty"
         rootfs.mkdir(parents=True, exist_ok=True)
         limits = Limits(memory_mb=64, pids=32, disk_mb=16)
-        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
+        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits, network_later=True), engine)
         try:
             client = GuestClient(
                 box.connect,
