@@ -184,7 +184,9 @@ async def test_dev_is_fresh_and_short(make, runtime: str) -> None:
             "urandom",
             "zero",
         )
-    } - ({"mqueue"} if runtime == "gvisor" else set()) | (names & ({"fuse", "net"} if runtime == "gvisor" else {"core"}))
+    } - ({"mqueue"} if runtime == "gvisor" else set()) | (
+        names & ({"fuse", "net"} if runtime == "gvisor" else {"core"})
+    )
     assert not (await sandbox.sh("mknod /workspace/sda b 8 0")).ok
 
 
