@@ -55,10 +55,11 @@ class DaemonProcess:
         if config:
             (self.home / "config.toml").write_text(config)
         self.process: subprocess.Popen[bytes] | None = None
+        self.options: list[str] = []
 
     def start(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        argv = [sys.executable, "-m", "atoll.gateway.daemon", "--home", str(self.home)]
+        argv = [sys.executable, "-m", "atoll.gateway.daemon", "--home", str(self.home), *self.options]
         with open(self.home / "stderr", "ab") as err:
             self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
         until(self.reachable, "the daemon serves")

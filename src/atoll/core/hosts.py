@@ -15,6 +15,8 @@ from atoll.core.store import Store
 from atoll.egress import EgressEvent, EgressPolicy
 from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
 
+REPEAT = 1.0
+
 
 class Hosts:
     """The allow lists of all sandboxes."""
@@ -97,7 +99,11 @@ class Hosts:
         if row is not None:
             if event.name in (row.spec.name, host_name(row.id)):
                 return  # programs look up their own host's name; that is no attempt to go anywhere
-            row.blocked.append((time.time(), told))
+            now = time.time()
+            repeated = any(now - at < REPEAT and told == earlier for at, earlier in row.blocked)
+            row.blocked.append((now, told))  # each command tells its own; the history has it once
+            if repeated:
+                return
         self._history.record(event.sandbox, owner, "blocked", **told)
 
     def _traffic(self, sandbox: str, counters: dict[str, Any]) -> None:

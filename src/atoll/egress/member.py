@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _MAX_COUNTED_HOSTS: Final = 1024
 _OTHERS: Final = "(others)"
-_REPEAT_SECONDS: Final = 1.0
+_REPEAT_SECONDS: Final = 0.05
 
 
 class Bucket:
