@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import sys
 
-from ..client import websocket
 from ..client.calls import Call
 from ..client.codec import dumps, loads
-from ..client.http import FRAMES, ProtocolError
-from ..client.tunnel import Tunnel
-from ..errors import AtollError, InvalidArgument, Unavailable
+from ..client.http import FRAMES
+from ..client.tunnel import Tunnel, upgrade
+from ..errors import AtollError, InvalidArgument
 from ..gateway.mcp import hello
 from .agentkernel.words import called_agentkernel
 from .output import say
@@ -125,7 +124,7 @@ class Bridge:
         if self._tunnel is None:
             if self._link is None:
                 self._link = open_link(self._arguments)
-            self._tunnel = tunnel = _open(self._link)
+            self._tunnel = tunnel = upgrade(self._link, "/v1/mcp")
             tunnel.send(dumps(self._settings).encode("ascii"))
             if self._greeting is not None:
                 tunnel.send(self._greeting)
@@ -177,20 +176,6 @@ class Bridge:
         with self._lock:
             while self._asked and not any(event & (select.POLLERR | select.POLLHUP) for _, event in watch.poll(0)):
                 self._idle.wait(LEFT_CHECK)
-
-
-def _open(link: Link) -> Tunnel:
-    key, headers = websocket.handshake()
-    exchange = link.open(Call("GET", "/v1/mcp", None, headers, repeatable=True))
-    try:
-        exchange.raise_for_status()
-        websocket.check(key, exchange.head)
-    except ProtocolError as bad:
-        raise Unavailable(str(bad)) from None
-    finally:
-        if exchange.head.status != 101:
-            exchange.close()
-    return Tunnel(*exchange.detach())
 
 
 def _line(source: BinaryIO) -> bytes:

@@ -14,29 +14,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from . import spawn
-from .http import LAST_CHUNK, Cut, FrameParser, Head, ProtocolError, ResponseParser, encode_chunk, encode_request
-from .outcome import ATTEMPTS, Again, BodyFailed, error_answer, frame_value, is_quiet, json_answer, late, lost, unsent
+from .http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
+from .outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
 
 if TYPE_CHECKING:
     from .calls import Call
-    from .results import Event, Output, Started
 
 PIECE = 262_144
 SMALL = 16_384  # fits the socket's buffer, so sending never waits for the peer
 
 
-class AsyncExchange:
-    """One request under way: its answer's head is there, the body is read piece by piece."""
-
-    def __init__(
-        self, link: AsyncLink, call: Call, sock: socket.socket, parser: ResponseParser, head: Head, whole: bool
-    ) -> None:
-        self.call = call
-        self.head = head
-        self._link = link
-        self._sock: socket.socket | None = sock
-        self._parser = parser
-        self._whole = whole
+class AsyncExchange(OnSocket, AsyncAnswered):
+    """One request under way."""
 
     async def read(self) -> bytes:
         """The next piece of the body; empty at its end."""
@@ -61,61 +50,6 @@ class AsyncExchange:
             except BaseException:
                 self.close()
                 raise
-
-    async def body(self) -> bytes:
-        pieces = []
-        while piece := await self.read():
-            pieces.append(piece)
-        return b"".join(pieces)
-
-    async def json(self) -> Any:
-        return json_answer(self.head, await self.body())
-
-    async def raise_for_status(self) -> None:
-        if self.head.status >= 400:
-            raise error_answer(self.head.status, await self.body())
-
-    async def frames(self) -> AsyncIterator[Started | Output | Event | dict[str, Any]]:
-        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
-        parser = FrameParser()
-        try:
-            while True:
-                piece = await self.read()
-                if not piece:
-                    raise lost(self.call, "the stream was cut")
-                try:
-                    frames = parser.feed(piece)
-                except ProtocolError as bad:
-                    raise lost(self.call, str(bad)) from None
-                for kind, payload in frames:
-                    value = frame_value(self.call, kind, payload)
-                    yield value
-                    if isinstance(value, dict):
-                        return
-        finally:
-            self.close()
-
-    def detach(self) -> tuple[socket.socket, bytes]:
-        """Take the socket over after a switch of protocols, with what already arrived on it."""
-        sock, self._sock = self._sock, None
-        if sock is None:
-            raise lost(self.call, "closed")
-        return sock, self._parser.surplus
-
-    def close(self) -> None:
-        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
-
-    def _release(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is None:
-            return
-        if self._whole and self._parser.keep_alive and not self._parser.surplus:
-            self._link.keep(sock)
-        else:
-            sock.close()
 
 
 class AsyncLink:

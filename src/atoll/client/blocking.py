@@ -11,8 +11,8 @@ import os
 import select
 
 from . import spawn
-from .http import LAST_CHUNK, Cut, FrameParser, Head, ProtocolError, ResponseParser, encode_chunk, encode_request
-from .outcome import ATTEMPTS, Again, BodyFailed, error_answer, frame_value, is_quiet, json_answer, late, lost, unsent
+from .http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
+from .outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,23 +21,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .calls import Call
-    from .results import Event, Output, Started
 
 PIECE = 262_144
 _MSG_DONTWAIT = 0x40
 _MSG_NOSIGNAL = 0x4000
 
 
-class Exchange:
-    """One request under way: its answer's head is there, the body is read piece by piece."""
-
-    def __init__(self, link: Link, call: Call, sock: Socket, parser: ResponseParser, head: Head, whole: bool) -> None:
-        self.call = call
-        self.head = head
-        self._link = link
-        self._sock: Socket | None = sock
-        self._parser = parser
-        self._whole = whole  # the request went out in full, so the connection may be used again
+class Exchange(OnSocket, Answered):
+    """One request under way."""
 
     def read(self) -> bytes:
         """The next piece of the body; empty at its end."""
@@ -58,58 +49,6 @@ class Exchange:
             except (OSError, Cut, ProtocolError) as failure:
                 self.close()
                 raise lost(self.call, str(failure)) from None
-
-    def body(self) -> bytes:
-        return b"".join(iter(self.read, b""))
-
-    def json(self) -> Any:
-        return json_answer(self.head, self.body())
-
-    def raise_for_status(self) -> None:
-        if self.head.status >= 400:
-            raise error_answer(self.head.status, self.body())
-
-    def frames(self) -> Iterator[Started | Output | Event | dict[str, Any]]:
-        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
-        parser = FrameParser()
-        try:
-            while True:
-                piece = self.read()
-                if not piece:
-                    raise lost(self.call, "the stream was cut")
-                try:
-                    frames = parser.feed(piece)
-                except ProtocolError as bad:
-                    raise lost(self.call, str(bad)) from None
-                for kind, payload in frames:
-                    value = frame_value(self.call, kind, payload)
-                    yield value
-                    if isinstance(value, dict):
-                        return
-        finally:
-            self.close()
-
-    def detach(self) -> tuple[Socket, bytes]:
-        """Take the socket over after a switch of protocols, with what already arrived on it."""
-        sock, self._sock = self._sock, None
-        if sock is None:
-            raise lost(self.call, "closed")
-        return sock, self._parser.surplus
-
-    def close(self) -> None:
-        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            sock.close()
-
-    def _release(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is None:
-            return
-        if self._whole and self._parser.keep_alive and not self._parser.surplus:
-            self._link.keep(sock)
-        else:
-            sock.close()
 
 
 class Link:

@@ -50,12 +50,7 @@ class SandboxClient:
         self._default = (runtime_class, allowed_hosts)
         self._session = ""
         self._lock = threading.Lock()
-        credentials = self._route.credentials()
-        options = list(self._route.options)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(self._route.target, options)
-        else:
-            self._channel = grpc.secure_channel(self._route.target, credentials, options)
+        self._channel = self._route.channel()
         self._stub: Any = sandbox_pb2_grpc.SandboxServiceStub(self._channel)
 
     @property

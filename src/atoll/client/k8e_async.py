@@ -37,7 +37,7 @@ class AsyncSandboxClient:
         self._default = (runtime_class, allowed_hosts)
         self._session = ""
         self._lock = asyncio.Lock()
-        self._channel: grpc.aio.Channel | None = None
+        self._channel: Any = None
         self._stub: Any = None
 
     @property
@@ -184,11 +184,7 @@ class AsyncSandboxClient:
         if self._stub is None:
             self._route = await asyncio.to_thread(ready, self._route)
         if self._stub is None:
-            credentials, options = self._route.credentials(), list(self._route.options)
-            if credentials is None:
-                self._channel = grpc.aio.insecure_channel(self._route.target, options)
-            else:
-                self._channel = grpc.aio.secure_channel(self._route.target, credentials, options)
+            self._channel = self._route.async_channel()
             self._stub = sandbox_pb2_grpc.SandboxServiceStub(self._channel)
         return self._stub
 

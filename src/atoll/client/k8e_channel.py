@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -56,6 +57,18 @@ class Route:
             return None
         key, cert = self.pair or (None, None)
         return grpc.ssl_channel_credentials(self.ca, key, cert)
+
+    def channel(self) -> Any:
+        trusted, options = self.credentials(), list(self.options)
+        if trusted is None:
+            return grpc.insecure_channel(self.target, options)
+        return grpc.secure_channel(self.target, trusted, options)
+
+    def async_channel(self) -> Any:
+        trusted, options = self.credentials(), list(self.options)
+        if trusted is None:
+            return grpc.aio.insecure_channel(self.target, options)
+        return grpc.aio.secure_channel(self.target, trusted, options)
 
 
 def setting(name: str) -> str:

@@ -31,7 +31,7 @@ def open_async_link(home: str | None, endpoint: str | None, api_key: str | None)
         from .aio import AsyncLink
 
         return AsyncLink(home)
-    from .remote import AsyncRemoteLink
+    from .remote_async import AsyncRemoteLink
 
     return cast("AsyncLink", AsyncRemoteLink(endpoint, api_key=api_key))
 

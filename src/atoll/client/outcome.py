@@ -1,4 +1,8 @@
-"""What an answer, or the lack of one, means: shared by both drivers."""
+"""What an answer, or the lack of one, means, and how one is read: shared by all drivers.
+
+The drivers (`blocking.py`, `aio.py`, `remote.py`, `remote_async.py`) say where the pieces of a body come from; all that can
+be done with them is here, once for each way of waiting.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,16 @@ import select
 
 from ..errors import AtollError, DaemonUnreachable, Internal, OutcomeUnknown, Timeout, Unavailable, from_wire
 from .codec import loads
-from .http import ERROR, EVENT, RESULT, STDERR, STDOUT
+from .http import ERROR, EVENT, RESULT, STDERR, STDOUT, FrameParser, ProtocolError
 from .results import Event, ExecResult, Output, Started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
     from typing import Any
 
     from .calls import Call
-    from .http import Head
+    from .http import Head, ResponseParser
 
 ATTEMPTS = 3
 
@@ -112,3 +117,125 @@ def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Eve
 
 def result_value(wire: dict[str, Any]) -> ExecResult:
     return ExecResult(wire)
+
+
+class Answered:
+    """An answer whose head is there and whose body is read piece by piece."""
+
+    call: Call
+    head: Head
+
+    def read(self) -> bytes:
+        """The next piece of the body; empty at its end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
+        raise NotImplementedError
+
+    def body(self) -> bytes:
+        return b"".join(iter(self.read, b""))
+
+    def json(self) -> Any:
+        return json_answer(self.head, self.body())
+
+    def raise_for_status(self) -> None:
+        if self.head.status >= 400:
+            raise error_answer(self.head.status, self.body())
+
+    def frames(self) -> Iterator[Started | Output | Event | dict[str, Any]]:
+        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
+        parser = FrameParser()
+        try:
+            while True:
+                for value in _values(self.call, parser, self.read()):
+                    yield value
+                    if isinstance(value, dict):
+                        return
+        finally:
+            self.close()
+
+
+class AsyncAnswered:
+    """As `Answered`, for asyncio."""
+
+    call: Call
+    head: Head
+
+    async def read(self) -> bytes:
+        """The next piece of the body; empty at its end."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
+        raise NotImplementedError
+
+    async def body(self) -> bytes:
+        pieces = []
+        while piece := await self.read():
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    async def json(self) -> Any:
+        return json_answer(self.head, await self.body())
+
+    async def raise_for_status(self) -> None:
+        if self.head.status >= 400:
+            raise error_answer(self.head.status, await self.body())
+
+    async def frames(self) -> AsyncIterator[Started | Output | Event | dict[str, Any]]:
+        """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
+        parser = FrameParser()
+        try:
+            while True:
+                for value in _values(self.call, parser, await self.read()):
+                    yield value
+                    if isinstance(value, dict):
+                        return
+        finally:
+            self.close()
+
+
+class OnSocket:
+    """The end of an exchange on one of a link's sockets: kept for the next, handed on, or closed."""
+
+    def __init__(self, link: Any, call: Call, sock: Any, parser: ResponseParser, head: Head, whole: bool) -> None:
+        self.call = call
+        self.head = head
+        self._link = link
+        self._sock = sock
+        self._parser = parser
+        self._whole = whole  # the request went out in full, so the connection may be used again
+
+    def detach(self) -> tuple[Any, bytes]:
+        """Take the socket over after a switch of protocols, with what already arrived on it."""
+        sock, self._sock = self._sock, None
+        if sock is None:
+            raise lost(self.call, "closed")
+        return sock, self._parser.surplus
+
+    def close(self) -> None:
+        """Let go; a foreground command whose answer is still under way is thereby cancelled."""
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            sock.close()
+
+    def _release(self) -> None:
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return
+        if self._whole and self._parser.keep_alive and not self._parser.surplus:
+            self._link.keep(sock)
+        else:
+            sock.close()
+
+
+def _values(call: Call, parser: FrameParser, piece: bytes) -> Iterator[Started | Output | Event | dict[str, Any]]:
+    if not piece:
+        raise lost(call, "the stream was cut")
+    try:
+        frames = parser.feed(piece)
+    except ProtocolError as bad:
+        raise lost(call, str(bad)) from None
+    for kind, payload in frames:
+        yield frame_value(call, kind, payload)

@@ -86,8 +86,13 @@ def open_tunnel(link: Link, ref: str, port: int) -> Tunnel:
         raise InvalidArgument(f"{port!r} is not a port")
     if not isinstance(link, Link):
         return cast(Tunnel, link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
+    return upgrade(link, sandbox_path(ref, "ports", str(port)))
+
+
+def upgrade(link: Link, target: str) -> Tunnel:
+    """Ask the daemon to speak WebSocket on this connection from now on."""
     key, headers = websocket.handshake()
-    exchange = link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
+    exchange = link.open(Call("GET", target, None, headers, repeatable=True))
     try:
         exchange.raise_for_status()
         websocket.check(key, exchange.head)
