@@ -85,7 +85,7 @@ OWN = (
                 kind="pair", repeat=True,
             ),
             Flag(
-                "require-approval", "RULE", "command:GLOB or path:GLOB waits for a person; may be repeated", repeat=True,
+                "require-approval", "RULE", "command:GLOB, path:GLOB or host:GLOB waits for a person; may be repeated", repeat=True,
             ),
             *FILLING,
         ),
