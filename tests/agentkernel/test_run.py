@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.agentkernel.policy import choose_image
+from atoll.cli.agentkernel.project import find
+from atoll.cli.grammar import Arguments
+from atoll.client.blocking import Link
+
 from .conftest import WAIT, Cli, until
 
 # Asked of the kernel and not of files, which not every runtime has.
@@ -244,3 +249,28 @@ def test_hosts_by_default(cli: Cli, called: str) -> None:
         assert hosts == ["*"] if called == "agentkernel" else "pypi.org" in hosts and "*" not in hosts
     finally:
         cli("remove", kept)
+
+
+def test_ak_P3_the_directory_is_asked_when_the_command_says_nothing(
+    cli: Cli, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own file, then the names of its files, then its Procfile; a name that is no text and a pipe do no harm."""
+    link = Link(cli.home)
+    monkeypatch.chdir(project)
+
+    def chosen(*argv: str) -> tuple[str, str | None]:
+        return choose_image(Arguments([], {"image": None}), find(None, str(project)), list(argv), link)
+
+    os.mkfifo(project / "Procfile")
+    (project / os.fsdecode(b"\xff\n.txt")).touch()
+    assert cli.ok("run", "true").stdout == b""
+    assert chosen("some-tool") == ("base", "some-tool") and chosen() == ("base", "")
+    (project / "Procfile").unlink()
+    (project / "Procfile").write_text("# web: node x\nweb: python3 -m http.server\n")
+    assert chosen("some-tool") == ("python", "some-tool") and chosen("node", "x") == ("node", "node")
+    (project / "go.mod").touch()
+    assert chosen("some-tool") == ("go", "some-tool")
+    (project / "agentkernel.toml").write_text('[sandbox]\nname = "x"\nruntime = "ruby"\n')
+    assert chosen("some-tool") == ("ruby", "some-tool") and chosen("node") == ("node", "node")
+    (project / "agentkernel.toml").write_text('[sandbox]\nname = "x"\nruntime = "cobol"\n')
+    assert b"cobol" in cli("run", "some-tool").stderr

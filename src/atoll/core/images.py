@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -122,12 +122,15 @@ class StoredImages:
 
     # For people
 
-    def detect(self, program: str) -> str | None:
-        """The catalog's name for a command; None when the command means no image."""
-        from atoll.images import detect
+    def detect(
+        self, program: str, runtime: str = "", names: Sequence[str] = (), procfile: str = ""
+    ) -> tuple[str, bool]:
+        """The image a command means in a directory with these files, and whether it is only the default."""
+        from atoll.images.detect import DEFAULT, Project, detect
 
-        found = detect([program], None, self.catalog)
-        return None if found.why == "the default" else found.image_name
+        project = Project(runtime=runtime, names=names, procfile=procfile)
+        found = detect([program] if program else [], project, self.catalog)
+        return found.image_name, found.why == DEFAULT
 
     async def watch(self, work: "Callable[[Callable[[Progress], None]], Image]") -> AsyncIterator[dict[str, Any]]:
         """Pull or build in a thread: its steps as they come, the image last. Leaving gives it up."""

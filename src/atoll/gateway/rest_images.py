@@ -21,10 +21,22 @@ async def run_once(rest: Rest, exchange: Exchange) -> None:
         await exchange.answer(await exchange.while_connected(rest.core.once.run(exchange.who, request)))
 
 
-@route("GET", "/v1/images/detect", "The catalog's image for a command", query=("program",))
+@route(
+    "GET", "/v1/images/detect", "The catalog's image for a command; null where it alone means none", query=("program",)
+)
 async def detect(rest: Rest, exchange: Exchange) -> None:
     program = exchange.query("program").get("program") or ""
-    await exchange.answer({"program": program, "image": await asyncio.to_thread(_images(rest).detect, program)})
+    image, is_default = await asyncio.to_thread(_images(rest).detect, program)
+    await exchange.answer({"program": program, "image": None if is_default else image})
+
+
+@route("POST", "/v1/images/detect", "The image for a command in a directory", model.DetectImage)
+async def detect_here(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.DetectImage)
+    image, _ = await asyncio.to_thread(
+        _images(rest).detect, request.program, request.runtime, sorted(request.names), request.procfile
+    )
+    await exchange.answer({"program": request.program, "image": image})
 
 
 @route("GET", "/v1/images", "Images on this machine")

@@ -34,14 +34,31 @@ class Detection:
     explicit: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What the files of a directory say about it: the image or runtime its own file names, the names of its files, its
+    Procfile."""
+
+    base_image: str = ""
+    runtime: str = ""
+    names: Sequence[str] = ()
+    procfile: str = ""
+
+    @classmethod
+    def at(cls, directory: Path) -> "Project":
+        base_image, runtime = _config(directory)
+        procfile = (_read_small(directory / "Procfile") or b"").decode("utf-8", "replace")
+        return cls(base_image, runtime, _entries(directory), procfile)
+
+
 def detect(
     argv: Sequence[str],
-    project_dir: Path | None,
+    project: Project | Path | None,
     catalog: Catalog,
     *,
     explicit: str | None = None,
 ) -> Detection:
-    """Choose an image. `project_dir` is None where there is no project, as over HTTP."""
+    """Choose an image. `project` is None where there is none, as over HTTP."""
     program = argv[0] if argv else ""
     if explicit:
         return Detection(explicit, "named explicitly", program, explicit=True)
@@ -49,10 +66,10 @@ def detect(
     by_command = _by_command(word, catalog)
     if by_command is not None:
         return Detection(by_command.name, f"the command `{word}`", program)
-    if project_dir is not None:
-        found = (
-            _by_config(project_dir, catalog) or _by_files(project_dir, catalog) or _by_procfile(project_dir, catalog)
-        )
+    if isinstance(project, Path):
+        project = Project.at(project)
+    if project is not None:
+        found = _by_config(project, catalog) or _by_files(project, catalog) or _by_procfile(project, catalog)
         if found is not None:
             name, why, named = found
             return Detection(name, why, program, explicit=named)
@@ -93,30 +110,30 @@ def _by_command(word: str, catalog: Catalog) -> CatalogImage | None:
     return next((image for image in catalog.images if word in image.commands), None)
 
 
-def _by_config(project: Path, catalog: Catalog) -> tuple[str, str, bool] | None:
+def _by_config(project: Project, catalog: Catalog) -> tuple[str, str, bool] | None:
     """`[sandbox] base_image`, else `runtime`, of the project's own file."""
-    text = _read_small(project / _CONFIG)
-    if text is None:
-        return None
-    try:
-        sandbox = tomllib.loads(text.decode()).get("sandbox", {})
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidArgument(f"{_CONFIG} is not valid TOML: {error}") from error
-    if not isinstance(sandbox, dict):
-        return None
-    base_image, runtime = sandbox.get("base_image"), sandbox.get("runtime")
-    if isinstance(base_image, str) and base_image:
-        return base_image, f"`base_image` in {_CONFIG}", True
-    if isinstance(runtime, str):
-        return catalog.for_runtime(runtime).name, f"`runtime` in {_CONFIG}", False
+    if project.base_image:
+        return project.base_image, f"`base_image` in {_CONFIG}", True
+    if project.runtime:
+        return catalog.for_runtime(project.runtime).name, f"`runtime` in {_CONFIG}", False
     return None
 
 
-def _by_files(project: Path, catalog: Catalog) -> tuple[str, str, bool] | None:
-    names = _entries(project)
+def _config(directory: Path) -> tuple[str, str]:
+    try:
+        text = (_read_small(directory / _CONFIG) or b"").decode()
+        sandbox = tomllib.loads(text).get("sandbox", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{_CONFIG} is not valid TOML: {error}") from error
+    values = [sandbox.get(key) if isinstance(sandbox, dict) else None for key in ("base_image", "runtime")]
+    base_image, runtime = (value if isinstance(value, str) else "" for value in values)
+    return base_image, runtime
+
+
+def _by_files(project: Project, catalog: Catalog) -> tuple[str, str, bool] | None:
     for image in catalog.images:
         for pattern in image.files:
-            found = _match(pattern, names)
+            found = _match(pattern, project.names)
             if found is not None:
                 return image.name, f"the file `{found}`", False
     return None
@@ -128,11 +145,8 @@ def _match(pattern: str, names: Sequence[str]) -> str | None:
     return pattern if pattern in names else None
 
 
-def _by_procfile(project: Path, catalog: Catalog) -> tuple[str, str, bool] | None:
-    text = _read_small(project / "Procfile")
-    if text is None:
-        return None
-    for line in text.decode("utf-8", "replace").splitlines():
+def _by_procfile(project: Project, catalog: Catalog) -> tuple[str, str, bool] | None:
+    for line in project.procfile.splitlines():
         kind, colon, command = line.partition(":")
         if not colon or kind.lstrip().startswith("#") or not command.split():
             continue

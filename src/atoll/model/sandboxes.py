@@ -123,6 +123,15 @@ class PullImage(Request, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=512)]
 
 
+class DetectImage(Request, kw_only=True):
+    """Which image a command means in a directory with these files; the file's own `runtime` and the Procfile's text."""
+
+    program: Annotated[str, Meta(max_length=4096)] = ""
+    runtime: Annotated[str, Meta(max_length=64)] = ""
+    names: Annotated[list[Annotated[str, Meta(max_length=255)]], Meta(max_length=10_000)] = []
+    procfile: Annotated[str, Meta(max_length=65_536)] = ""
+
+
 class BuildImage(Request, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=63)]
     debian: Annotated[list[str], Meta(min_length=1, max_length=1000)]

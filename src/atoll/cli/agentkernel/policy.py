@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..grammar import Arguments
     from .project import Project
 
+MOST_NAMES, MOST_TEXT = 10_000, 65_536  # of a directory's files, and of a Procfile
 USUAL_LIMITS = {"memory_mb": 512, "cpus": 1.0}  # below these an operator's default is a wish to narrow
 _NARROW = {"network": False, "mount_cwd": False, "mount_home": False, "pass_env": False, "read_only": True}
 _STRICTNESS = {name: place for place, name in enumerate(("default", "moderate", "ai-agent", "restrictive"))}
@@ -193,30 +194,47 @@ def choose_image(arguments: Arguments, project: Project | None, argv: list[str],
     """The image's name, and the program it was detected for (None when a person named the image)."""
     if arguments.image:
         return image_name(arguments.image), None
+    program = argv[0] if argv else ""
     if project is not None and not project.found:
-        named = _project_image(project, argv)
+        named = _project_image(project, program, link)
         if named is not None:
             return named
-    program = argv[0] if argv else ""
     if program:
         known = link.call(calls.get("/v1/images/detect", {"program": program})).get("image")
         if known:
             return str(known), program
-    from pathlib import Path
-
-    from ...images import Catalog, detect
-
-    found = detect(argv, Path(os.getcwd()), Catalog.load())
-    return found.image_name, None if found.explicit else found.program
+    named = _project_image(project, program, link) if project is not None else None
+    return named or (_detect(link, program, names=_entries(), procfile=_procfile()), program)
 
 
-def _project_image(project: Project, argv: list[str]) -> tuple[str, str | None] | None:
+def _project_image(project: Project, program: str, link: Link) -> tuple[str, str | None] | None:
     base = project.get("sandbox", "base_image")
     if base:
         return image_name(base), None
     word = project.get("sandbox", "runtime")
-    if word is None:
-        return None
-    from ...images import Catalog
+    return None if word is None else (_detect(link, "", runtime=word), program)
 
-    return Catalog.load().for_runtime(word).name, argv[0] if argv else ""
+
+def _detect(link: Link, program: str, **known: Any) -> str:
+    """The daemon's answer: the catalog is its, and this process would take long to load one."""
+    return str(link.call(calls.post("/v1/images/detect", {"program": program, **known}, repeatable=True))["image"])
+
+
+def _entries() -> list[str]:
+    try:
+        names = os.listdir()
+    except OSError:
+        return []
+    return [name for name in names if name.isprintable()][:MOST_NAMES]  # others mean nothing, and some are not text
+
+
+def _procfile() -> str | None:
+    try:
+        descriptor = os.open("Procfile", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            return file.read(MOST_TEXT).decode("utf-8", "ignore")
+        except OSError:  # a directory, or a pipe nobody writes to
+            return None
