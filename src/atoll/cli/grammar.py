@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+_EXAMPLES = {"MB": "512", "SECONDS": "60", "PORT": "8000", "BYTES": "65536", "TIME": "1700000000", "N": "10",
+             "cpus": "2", "pids": "256", "files": "1024", "lifetime": "3600", "idle-timeout": "1800"}  # fmt: skip
+
+
 class UsageError(Exception):
     """The command line is wrong; the text says how, `hint` what would be right."""
 
@@ -51,7 +55,11 @@ class Flag:
                     raise ValueError
                 return int(number) if number == int(number) else number
         except ValueError:
-            raise UsageError(f"--{self.name} needs a number, not {text!r}") from None
+            unit = f" of {self.value}" if self.value in ("MB", "SECONDS", "BYTES") else ""
+            example = _EXAMPLES.get(self.name) or _EXAMPLES.get(self.value, "1")
+            raise UsageError(
+                f"--{self.name} needs a number{unit}, not {text!r}", f"for example --{self.name} {example}"
+            ) from None
         if self.kind == "csv":
             return [part.strip() for part in text.split(",") if part.strip()]
         if self.kind == "pair":

@@ -79,8 +79,26 @@ def k8e_exit(error: AtollError) -> int:
     return EXHAUSTED if error.http_status == 429 else FAILED
 
 
+def _in_flags(error: AtollError) -> None:
+    """A field of the request that was out of its bounds, by the flag the person typed."""
+    field, said, rest = error.message.partition(" must be ")
+    field = field.removeprefix("sandbox.").partition("[")[0]
+    if error.code == "invalid_argument" and said and field in _FLAGS:
+        flag, example = _FLAGS[field]
+        error.message = f"{flag} must be {rest}"
+        error.hint = error.hint or f"for example {flag} {example}"
+
+
+_FLAGS = {
+    "limits.memory_mb": ("--memory", "512"), "limits.cpus": ("--cpus", "2"), "limits.pids": ("--pids", "256"),
+    "limits.files": ("--files", "1024"), "limits.disk_mb": ("--disk", "2048"), "lifetime_s": ("--lifetime", "3600"),
+    "idle_timeout_s": ("--idle-timeout", "1800"), "host_ports": ("--host-access", "8000"),
+}  # fmt: skip
+
+
 def report(error: AtollError, as_json: bool) -> int:
     """Print the error in the manner of the verb; the exit code."""
+    _in_flags(error)
     if as_json:
         print_json(error_object(error))
         return k8e_exit(error)

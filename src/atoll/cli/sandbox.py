@@ -36,23 +36,14 @@ WINDOW = 262_144
 
 def create(arguments: Arguments) -> int:
     if arguments.rest:
+        _refuse(arguments, _FOR_STARTED, "is for a sandbox that starts at once", "use --name NAME in place of NAME")
         from .agentkernel.named import create as create_named
 
         return create_named(arguments)
-    options = create_options(arguments)
+    _refuse(arguments, _FOR_NAMED, "is for a sandbox to start later", "put its NAME after `create`")
     name = arguments.name
-    options["name"] = name
-    options["alias"] = arguments.session_id
+    options = {**create_options(arguments), **_agentkernel_words(arguments), **more_options(arguments), "name": name}
     options["env"] = dict(arguments.env) or None
-    options["workdir"] = arguments.workdir
-    options["read_only_root"] = arguments.read_only_root or None
-    options["persistent"] = arguments.persistent or None
-    options["secrets"] = [_secret(env, ref) for env, ref in arguments.secret] or None
-    options["require_approval"] = arguments.require_approval or None
-    labels = dict(arguments.label)
-    if arguments.tenant or setting("TENANT"):
-        labels["tenant"] = tenant_of(arguments)
-    options["labels"] = labels or None
     count, link = 0, open_link(arguments)
     if arguments.manifest or arguments.git_repo:
         from .workspaces import create_filled
@@ -71,6 +62,54 @@ def create(arguments: Arguments) -> int:
         found["name"] = name
     print_json(found)
     return 0
+
+
+_FOR_STARTED = ("name", "manifest", "git_repo", "git_ref", "git_path")
+_FOR_NAMED = ("agent", "config", "template", "branch")
+
+
+def _refuse(arguments: Arguments, names: tuple[str, ...], why: str, hint: str) -> None:
+    """A flag that would be ignored is an error."""
+    for name in names:
+        if arguments.values.get(name):
+            raise InvalidArgument(f"--{name.replace('_', '-')} {why}", hint=hint)
+
+
+def _agentkernel_words(arguments: Arguments) -> dict[str, Any]:
+    """Flags that agentkernel's create has under names of its own."""
+    found: dict[str, Any] = {}
+    if arguments.dir is not None:
+        from .agentkernel.named import workspace_mount
+
+        found["mounts"] = [workspace_mount(arguments.dir)]
+    if arguments.backend is not None:
+        from .agentkernel.words import runtime
+
+        found["runtime"] = arguments.runtime or runtime(arguments.backend)
+    if arguments.ttl is not None:
+        from .agentkernel.words import duration
+
+        found["lifetime"] = duration(arguments.ttl, "ttl")
+    if arguments.compatibility_mode is not None:
+        found["mode"] = arguments.compatibility_mode
+    return found
+
+
+def more_options(arguments: Arguments) -> dict[str, Any]:
+    """What only `sandbox create` has, with and without a NAME, as options of the SDK's create."""
+    labels = dict(arguments.label)
+    if arguments.tenant or setting("TENANT"):
+        labels["tenant"] = tenant_of(arguments)
+    found: dict[str, Any] = {
+        "alias": arguments.session_id,
+        "workdir": arguments.workdir,
+        "read_only_root": arguments.read_only_root,
+        "persistent": arguments.persistent,
+        "secrets": [_secret(env, ref) for env, ref in arguments.secret],
+        "require_approval": arguments.require_approval,
+        "labels": labels,
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _secret(env: str, ref: str) -> dict[str, str]:

@@ -11,6 +11,8 @@ from atoll import errors
 
 T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
+_BOUND = re.compile(r"Expected `(?P<kind>int|float)` (?P<sign>[<>]=?) (?P<value>\S+) - at `\$\.(?P<field>[^`]+)`")
+_WORDS = {">=": "of at least", ">": "above", "<=": "of at most", "<": "below"}
 
 
 def decode(kind: type[T], body: bytes | bytearray | memoryview) -> T:
@@ -30,10 +32,14 @@ def convert(kind: type[T], fields: dict[str, Any]) -> T:
 
 
 def _reason(kind: type[Any], text: str) -> str:
-    """The decoder's words; for an unknown field with the nearest one there is."""
+    """The decoder's words, the field first; for an unknown field with the nearest one there is."""
     found = re.search(r"unknown field `([^`]*)`", text)
     if found is None:
-        return text[:500]
+        bound = _BOUND.fullmatch(text)
+        if bound is None:
+            return text[:500]
+        number = "whole number" if bound["kind"] == "int" else "number"
+        return f"{bound['field']} must be a {number} {_WORDS[bound['sign']]} {bound['value'].removesuffix('.0')}"
     import difflib
 
     near = difflib.get_close_matches(found[1], [f.name for f in msgspec.structs.fields(kind)], 1)

@@ -11,7 +11,8 @@ import time
 from ...client import calls
 from ...errors import AlreadyExists, InvalidArgument, NotFound
 from ..output import print_json, say, tell, write
-from ..session import open_link, reference
+from ..sandbox import more_options
+from ..session import create_options, open_link, reference
 from .policy import choose_image, create_fields
 from .project import find
 from .run import template_project
@@ -63,16 +64,33 @@ def _fields(arguments: Arguments, project: Project | None, name: str, link: Link
     if arguments.ttl is not None:
         fields["lifetime_s"] = duration(arguments.ttl, "ttl")
     if arguments.dir is not None:
-        source = os.path.realpath(arguments.dir)
-        if not os.path.isdir(source):
-            raise InvalidArgument(f"{arguments.dir} is not a directory")
         others = [mount for mount in fields.get("mounts") or [] if mount["target"] != "/workspace"]
-        fields["mounts"] = [*others, {"source": source, "target": "/workspace", "read_only": False}]
+        fields["mounts"] = [*others, workspace_mount(arguments.dir)]
     labels = {"project": os.getcwd()}
     if arguments.agent:
         labels["agent"] = arguments.agent
+    if arguments.verb == "sandbox create":  # it has the flags of K8E's create too
+        more = calls.create_fields({**create_options(arguments), **more_options(arguments)})
+        labels.update(more.pop("labels", {}))
+        fields["limits"] = {**more.pop("limits", {}), **fields.get("limits", {})}
+        chosen = (
+            *(("runtime",) if arguments.runtime else ()),
+            "lifetime_s",
+            "idle_timeout_s",
+            "host_ports",
+            *more_options(arguments),
+        )
+        fields.update({key: more[key] for key in chosen if key in more})
     fields["labels"] = labels
     return fields
+
+
+def workspace_mount(directory: str) -> dict[str, Any]:
+    """A directory of this machine as /workspace."""
+    source = os.path.realpath(directory)
+    if not os.path.isdir(source):
+        raise InvalidArgument(f"{directory} is not a directory")
+    return {"source": source, "target": "/workspace", "read_only": False}
 
 
 def start(arguments: Arguments) -> int:
