@@ -1,60 +1,122 @@
-"""`make bench`: every row in one go, beside bare-host figures of the same run."""
+"""`make bench`: every row in one go, beside bare-host figures of the same run, then a table, JSON and a chart.
+
+python -m bench                        all rows (about ten minutes on two cores)
+python -m bench --only create --quick  a first look at some of them
+python -m bench --document             docs/performance.md anew from the last results
+"""
 
 import argparse
+import fnmatch
 import os
-import shutil
-import subprocess
+import signal
 import sys
-import tempfile
+import time
 from pathlib import Path
 
-from atoll.client.blocking import Link
-from atoll.client.calls import Call
-from bench import doors, network, report
-from bench.rows import Bench
+from bench import chart, report, results
+from bench.lab import Lab
+from bench.measure import absent, race
+from bench.rows import PLANS, Plan
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "performance.md"
+QUICK = 3
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--runtimes", default="", help="comma list; default: those that work here")
-    parser.add_argument("--rows", default="", help="comma list of words that a row's name must contain one of")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="PATTERN",
+        help="rows whose id has this word or matches this glob; commas for more",
+    )
+    parser.add_argument("--rounds", type=int, default=30, help="rounds of an ordinary row (default 30)")
+    parser.add_argument("--quick", action="store_true", help="few rounds and small crowds; the figures are rough")
+    parser.add_argument("--list", action="store_true", help="say which rows there are")
+    parser.add_argument(
+        "--document", action="store_true", help="write the last results into docs/performance.md, without a run"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "results")
     args = parser.parse_args()
-
-    home = tempfile.mkdtemp(prefix="atb-")
-    env = {**os.environ, "ATOLL_HOME": home}
-    atoll = [sys.executable, "-m", "atoll"]
-    subprocess.run([*atoll, "daemon", "start"], env=env, check=True, stdout=subprocess.DEVNULL)
-    bench = Bench(home, args.rounds, args.runtimes.split(",") if args.runtimes else working(home))
-    wanted = [word for word in args.rows.split(",") if word]
-    try:
-        rows = [row.run(say) for row in bench.rows() if not wanted or any(word in row.name for word in wanted)]
-        if not wanted:
-            rows += network.rows(home, bench.runtimes[0], args.rounds) + doors.rows(
-                home, bench.runtimes[0], args.rounds
-            )
-            bench.memory()
-    finally:
-        bench.close()
-        subprocess.run([*atoll, "daemon", "stop", "--force"], env=env, check=False, stdout=subprocess.DEVNULL)
-        shutil.rmtree(home, ignore_errors=True)
-    print(report.table(rows, bench.facts))
-    report.save(rows, bench.facts, args.out)
+    plans = [plan for plan in PLANS if wanted(plan.id, args.only)]
+    if args.list:
+        print("\n".join(f"{plan.id:32} {plan.title}" for plan in plans))
+        return 0
+    if args.document:
+        report.document(results.load(args.out / "results.json"), PAGE)
+        print(f"written: {PAGE}")
+        return 0
+    if not plans:
+        parser.error(f"no row matches {args.only!r}")
+    found = measure(plans, QUICK if args.quick else args.rounds, quick=args.quick)
+    results.save(found, args.out / "results.json")
+    (args.out / "results.svg").write_text(chart.chart(found))
+    print(report.table(found))
     print(f"\nwritten: {args.out}/results.json and results.svg")
     return 0
 
 
-def say(text: str) -> None:
+def wanted(ident: str, patterns: str) -> bool:
+    words = [word for word in patterns.split(",") if word]
+    return not words or any(word in ident or fnmatch.fnmatch(ident, word) for word in words)
+
+
+def measure(plans: list[Plan], rounds: int, *, quick: bool = False) -> results.Results:
+    """All rows, one after the other. An interrupt ends the run; what was begun is cleaned away."""
+    load, start = os.getloadavg()[0], time.monotonic()
+    rows: list[results.Row] = []
+    lab = Lab(rounds, quick=quick)
+    try:
+        with lab:
+            for number, plan in enumerate(plans, 1):
+                say(f"[{number}/{len(plans)}] {plan.title}\n")
+                rows.append(one(lab, plan))
+    except KeyboardInterrupt:
+        say("interrupted; what was begun is cleaned away\n")
+        if not rows:
+            raise SystemExit(130) from None
+    return results.Results(at=results.now(), seconds=time.monotonic() - start, machine=results.machine(load), rows=rows)
+
+
+def one(lab: Lab, plan: Plan) -> results.Row:
+    """A row that cannot even begin is a line that says so."""
+    if plan.runtime and plan.runtime not in lab.runtimes:
+        contenders = [absent("atoll", f"the {plan.runtime} runtime does not work here")]
+        return results.row_of(plan.id, plan.title, plan.unit, contenders, plan.goals)
+    try:
+        contenders = plan.make(lab)
+        count = max(1, round(lab.rounds * plan.rounds)) if plan.rounds else 1
+        if plan.rounds and plan.rounds < 1:
+            count = max(3, count)
+        race(contenders, count, plan.unit, plan.size, warm_up=plan.rounds > 0, say=progress)
+    except Exception as error:
+        contenders = [absent("atoll", f"{type(error).__name__}: {error}"[:300])]
+    finally:
+        say("\r\033[K" if sys.stderr.isatty() else "")
+        clean(lab)
+    return results.row_of(plan.id, plan.title, plan.unit, contenders, plan.goals)
+
+
+def clean(lab: Lab) -> None:
+    try:
+        lab.end_row()
+    except Exception as error:
+        say(f"    left over until the end of the run: {type(error).__name__}: {error}\n")
+
+
+def progress(text: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write(text)
+        say(f"\r    round {text} ")
 
 
-def working(home: str) -> list[str]:
-    """The runtimes whose probe passed."""
-    found = Link(home).call(Call("GET", "/v1/runtimes"))["runtimes"]
-    return sorted(r["name"] for r in found if r["works"] and r["name"] in ("container", "gvisor"))
+def say(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())

@@ -1,15 +1,14 @@
-"""The front doors' price: `atoll run`, an MCP call and an iii function, each against the plain thing."""
+"""The front doors' price: an MCP call and an iii function, each against the plain thing."""
 
 import json
-import os
 import subprocess
-import sys
 from typing import IO, Any
 
 from atoll.client.blocking import Link
 from atoll.client.calls import post
-from bench import peers
-from bench.measure import Contender, Row
+from bench import programs
+from bench.lab import ATOLL, Lab
+from bench.measure import Contender
 
 FILES = 10_000
 
@@ -18,9 +17,7 @@ class Mcp:
     """`atoll mcp` as an agent's child: one line out, one line back."""
 
     def __init__(self, env: dict[str, str]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "atoll", "mcp"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        self._process = subprocess.Popen([*ATOLL, "mcp"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._number = 0
         hello = {"protocolVersion": "2024-11-05", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
         self.ask("initialize", hello)
@@ -50,54 +47,42 @@ class Mcp:
         return self._process.stdin, self._process.stdout
 
 
-def rows(home: str, runtime: str, rounds: int) -> list[Row]:
-    env = {**os.environ, "ATOLL_HOME": home, "ATOLL_RUNTIME": runtime}
-    argv = [sys.executable, "-m", "atoll", "run", "python3", "-c", "print(1)"]
-    run = Row(
-        "atoll run, Python hello, a sandbox of its own",
-        [
-            Contender("python3 -c pass", peers.bare([peers.HOST_PYTHON, "-c", "pass"])),
-            Contender("atoll run", lambda: subprocess.run(argv, env=env, check=True, capture_output=True, cwd="/")),
-        ],
-        rounds,
-        goal=6.0,
-    )
-    mcp = Mcp(env)
-    call = Row(
-        "MCP sandbox_run on a live session",
-        [Contender("bare sh -c true", peers.bare(["sh", "-c", "true"])), Contender("atoll mcp", mcp.run)],
-        rounds * 3,
-    )
-    done = [run.run(_quiet), call.run(_quiet)]
-    mcp.close()
-    return [*done, grep(home, rounds).run(_quiet)]
+def mcp(lab: Lab) -> list[Contender]:
+    found = [Contender("bare sh -c true", programs.bare(["sh", "-c", "true"]))]
+    for runtime in lab.runtimes:
+        client = Mcp({**lab.env, "ATOLL_RUNTIME": runtime, "ATOLL_TENANT": f"mcp-{runtime}"})
+        lab.row.callback(client.close)
+        found.append(Contender(f"atoll {runtime}", client.run))
+    return found
 
 
-def grep(home: str, rounds: int) -> Row:
+def initialize(lab: Lab) -> list[Contender]:
+    """From the start of `atoll mcp` to its first answer."""
+    started: list[Mcp] = []
+
+    def close() -> None:
+        while started:
+            started.pop().close()
+
+    bare = Contender("python3 -c pass", programs.bare([programs.PYTHON, "-c", "pass"]))
+    return [bare, Contender("atoll", lambda: started.append(Mcp(lab.env)), after=close)]
+
+
+def grep(lab: Lab) -> list[Contender]:
     """`sandbox::fs::grep` over ten thousand files, against `grep -r` in the same sandbox."""
-    link = Link(home)
+    link = Link(lab.home)
     ident = link.call(post("/functions/sandbox::create", {"image": "python"}))["sandbox_id"]
+    lab.row.callback(link.call, post("/functions/sandbox::stop", {"sandbox_id": ident}))
     code = f"mkdir -p /tmp/t; for i in $(seq {FILES}); do echo line $i needle$((i % 100)) > /tmp/t/$i.txt; done"
-    fill = {"sandbox_id": ident, "argv": ["sh", "-c", code]}
-    link.call(post("/functions/sandbox::exec", fill))
+    link.call(post("/functions/sandbox::exec", {"sandbox_id": ident, "argv": ["sh", "-c", code]}))
     pattern = "needle7$"
 
     def plain() -> None:
         link.call(post("/functions/sandbox::exec", {"sandbox_id": ident, "argv": ["grep", "-rE", pattern, "/tmp/t"]}))
 
     def ours() -> None:
-        found = link.call(
-            post("/functions/sandbox::fs::grep", {"sandbox_id": ident, "path": "/tmp/t", "pattern": pattern})
-        )
+        request = {"sandbox_id": ident, "path": "/tmp/t", "pattern": pattern}
+        found = link.call(post("/functions/sandbox::fs::grep", request))
         assert len(found["matches"]) == FILES // 100, len(found["matches"])
 
-    return Row(
-        "grep over 10,000 files",
-        [Contender("grep -r inside", plain), Contender("atoll sandbox::fs::grep", ours)],
-        max(5, rounds // 3),
-        goal=2.0,
-    )
-
-
-def _quiet(text: str) -> None:
-    return None
+    return [Contender("grep -r inside", plain), Contender("atoll", ours)]

@@ -1,17 +1,17 @@
 """The broker's price: time to first byte, throughput and many connections at once, against the same without it.
 
 The server is a thread of this process on loopback; sandboxes reach it as `host.atoll.internal`, so every byte goes through the
-veth, nftables and the broker. The client is one program, run on the bare host and in the sandbox.
+veth, nftables and the broker. The client is one program, run on the bare host and in the sandbox, and does its own timing.
 """
 
 import json
 import socket
-import subprocess
 import threading
 
 from atoll import Sandbox
-from bench import peers
-from bench.measure import Contender, Row
+from bench import programs
+from bench.lab import Lab
+from bench.measure import Contender
 
 BLOCK = bytes(1 << 20)
 CLIENT = """
@@ -76,36 +76,48 @@ class Server:
         self._socket.close()
 
 
-def rows(home: str, runtime: str, rounds: int) -> list[Row]:
-    """Run here and give back finished rows: the program inside does the timing."""
+def through(lab: Lab, mode: str) -> list[Contender]:
     server = Server()
-    box = Sandbox(home=home, runtime=runtime, hosts=[], host_ports=[server.port], cpus=2, pids=1024)
-    try:
-        found = []
-        for name, mode, size, goal in (
-            ("first byte through the broker", "first", 0, None),
-            ("throughput through the broker, 256 MiB", "bulk", 256 << 20, None),
-            ("200 downloads of 1 MiB at once", "many", 200 << 20, None),
-        ):
-            bare = Contender("direct, bare host", lambda: None)
-            inside = Contender(f"atoll {runtime}", lambda: None)
-            row = Row(name, [bare, inside], max(3, rounds // 6), goal=goal, unit_bytes=size)
-            for _ in range(row.rounds):
-                argv = ["-c", CLIENT, "127.0.0.1", str(server.port), mode]
-                done = subprocess.run([peers.HOST_PYTHON, *argv], capture_output=True, text=True)
-                _keep(bare, done.returncode, done.stdout, done.stderr)
-                argv[2] = "host.atoll.internal"
-                answer = box.exec(["python3", *argv], timeout=300)
-                _keep(inside, answer.exit_code, answer.stdout, answer.stderr)
-            found.append(row)
-        return found
-    finally:
-        box.destroy()
-        server.close()
+    lab.row.callback(server.close)
+
+    def bare() -> float:
+        argv = [programs.PYTHON, "-c", CLIENT, "127.0.0.1", str(server.port), mode]
+        return float(json.loads(programs.run(argv).stdout))
+
+    found = [Contender("direct, bare host", bare)]
+    for runtime in lab.runtimes:
+        box = Sandbox(
+            home=lab.home, runtime=runtime, hosts=[], host_ports=[server.port], cpus=2, pids=1024, memory_mb=2048
+        )
+        lab.row.callback(box.destroy)
+
+        def inside(box: Sandbox = box) -> float:
+            argv = ["python3", "-c", CLIENT, "host.atoll.internal", str(server.port), mode]
+            answer = box.exec(argv, timeout=300)
+            if answer.exit_code != 0:
+                raise RuntimeError(f"exit {answer.exit_code}: {answer.stderr.strip()[-200:]}")
+            return float(json.loads(answer.stdout))
+
+        found.append(Contender(f"atoll {runtime}", inside))
+    return found
 
 
-def _keep(contender: Contender, code: int | None, out: str, err: str) -> None:
-    if code == 0:
-        contender.seconds.append(float(json.loads(out)))
-    else:
-        contender.failures.append(err.strip()[-200:] or f"exit {code}")
+def refused(lab: Lab) -> list[Contender]:
+    """How soon a program learns that a host is not allowed; resolving the name is part of it."""
+    code = "import socket, time; t = time.perf_counter()\n" + (
+        "try: socket.create_connection(('example.com', 443)); raise SystemExit('connected')\n"
+        "except OSError: print(time.perf_counter() - t)"
+    )
+    found = []
+    for runtime in lab.runtimes:
+        box = Sandbox(home=lab.home, runtime=runtime)
+        lab.row.callback(box.destroy)
+
+        def inside(box: Sandbox = box) -> float:
+            answer = box.exec(["python3", "-c", code])
+            if answer.exit_code != 0:
+                raise RuntimeError(answer.stderr.strip()[-200:])
+            return float(answer.stdout)
+
+        found.append(Contender(f"atoll {runtime}", inside))
+    return found

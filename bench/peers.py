@@ -1,80 +1,153 @@
-"""What a user would pick instead, as contenders: the bare host, bubblewrap, `runc run`, `runsc run`."""
+"""What a user would pick instead: each peer runs one program in a place of its own. Each is tried once before it counts."""
 
-import json
 import os
+import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-HOST_PYTHON = "/usr/bin/python3"
+from bench import rootfs
+from bench.lab import Lab
+from bench.programs import Unavailable, find, run
+
+SANDBOX_RUNTIME = "@anthropic-ai/sandbox-runtime@0.0.83"
+SANDBOX_RUNTIME_NEEDS = ("npm", "bwrap", "socat", "rg")
+ULIMITS = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096"]  # podman's own defaults need a capability
+
+Command = Callable[[list[str]], list[str]]
 
 
-def bare(argv: list[str]) -> Callable[[], object]:
-    return lambda: subprocess.run(argv, check=True, capture_output=True)
+@dataclass(frozen=True)
+class Peer:
+    """A name, and from a program to the whole command line; or why there is none."""
+
+    name: str
+    command: Command | None
+    why: str = ""
+    env: dict[str, str] | None = None
+    cwd: str | None = None
+
+    def runner(self, argv: list[str]) -> Callable[[], object] | None:
+        if self.command is None:
+            return None
+        command = self.command
+        return lambda: run(command(argv), env=self.env, cwd=self.cwd)
 
 
-def find(program: str) -> str | None:
-    return shutil.which(program, path=PATH)
+def everyone(lab: Lab) -> list[Peer]:
+    """All peers, those that do not work here with the reason."""
+    return lab.once("peers", lambda: [_tried(lab, name, make) for name, make in MAKERS.items()])
 
 
-def bubblewrap(argv: list[str]) -> Callable[[], object] | None:
-    bwrap = find("bwrap")
-    if bwrap is None:
-        return None
+def one(lab: Lab, name: str) -> Peer:
+    return next(peer for peer in everyone(lab) if peer.name == name)
+
+
+def _tried(lab: Lab, name: str, make: Callable[[Lab], Peer]) -> Peer:
+    try:
+        peer = make(lab)
+        runner = peer.runner(["/bin/sh", "-c", "echo hello"])
+        if runner is not None:
+            runner()
+        return peer
+    except (Unavailable, RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return Peer(name, None, str(error)[:160])
+
+
+def _bare(lab: Lab) -> Peer:
+    return Peer("bare", lambda argv: argv)
+
+
+def _bubblewrap(lab: Lab) -> Peer:
     binds = ["--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"]
     binds += ["--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    return bare([bwrap, *binds, "--unshare-all", "--die-with-parent", "--", *argv])
+    binds += ["--ro-bind-try", "/etc/alternatives", "/etc/alternatives", "--unshare-all", "--die-with-parent", "--"]
+    bwrap = find("bwrap")
+    return Peer("bubblewrap", lambda argv: [bwrap, *binds, *argv])
 
 
-class Bundle:
-    """An OCI bundle on the machine's own /usr, for bare `runc run` and `runsc run` of one command."""
-
-    def __init__(self, argv: list[str]) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
-        rootfs = self.path / "rootfs"
-        for name in ("usr", "proc", "dev", "sys", "tmp"):
-            (rootfs / name).mkdir(parents=True)
-        for name in ("bin", "sbin", "lib", "lib64"):
-            (rootfs / name).symlink_to(f"usr/{name}")
-        subprocess.run([find("runc") or "runc", "spec"], cwd=self.path, check=True)
-        config = json.loads((self.path / "config.json").read_text())
-        config["process"]["terminal"] = False
-        config["process"]["args"] = argv
-        config["mounts"].append(
-            {"destination": "/usr", "source": "/usr", "type": "bind", "options": ["bind", "ro", "nosuid"]}
-        )
-        (self.path / "config.json").write_text(json.dumps(config))
-        self._count = 0
-
-    def run(self, engine: list[str]) -> Callable[[], object]:
-        def once() -> object:
-            self._count += 1
-            name = f"atoll-bench-{os.getpid()}-{self._count}"
-            return subprocess.run(
-                [*engine, "run", "--bundle", str(self.path), name],
-                check=True,
-                capture_output=True,
-                stdin=subprocess.DEVNULL,
-            )
-
-        return once
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+def _firejail(lab: Lab) -> Peer:
+    firejail = find("firejail")
+    options = ["--quiet", "--noprofile", "--private", "--net=none", "--caps.drop=all", "--seccomp", "--nonewprivs"]
+    return Peer("firejail", lambda argv: [firejail, *options, *argv])
 
 
-def runc() -> list[str] | None:
-    found = find("runc")
-    return [found] if found else None
+def _nspawn(lab: Lab) -> Peer:
+    nspawn, root = find("systemd-nspawn"), rootfs.unpacked(lab)
+    options = ["--quiet", "--register=no", "--keep-unit", "--private-network", "--pipe"]
+    lab.at_end(lambda: shutil.rmtree(f"/run/systemd/nspawn/propagate/{root.name}", ignore_errors=True))
+    return Peer("systemd-nspawn", lambda argv: [nspawn, *options, "-D", str(root), *argv])
 
 
-def runsc() -> list[str] | None:
-    found = find("runsc")
-    if found is None:
-        return None
-    old = subprocess.run([found, "--version"], capture_output=True, text=True).stdout
-    platform = "ptrace" if "2022" in old else "systrap"
-    return [found, f"--platform={platform}", "--network=none", "--ignore-cgroups"]
+def _oci(name: str, engine: list[str]) -> Callable[[Lab], Peer]:
+    def make(lab: Lab) -> Peer:
+        program = [find(engine[0]), *engine[1:]]
+        if engine[0] == "runsc":
+            old = "2022" in subprocess.run([program[0], "--version"], capture_output=True, text=True).stdout
+            program.insert(1, "--platform=ptrace" if old else "--platform=systrap")
+        count = iter(range(1_000_000_000))
+
+        def command(argv: list[str]) -> list[str]:
+            bundle = lab.once(f"bundle {argv}", lambda: rootfs.bundle(lab, argv))
+            return [*program, "run", "--bundle", str(bundle), f"atoll-bench-{os.getpid()}-{engine[0]}-{next(count)}"]
+
+        return Peer(name, command)
+
+    return make
+
+
+def _podman(lab: Lab) -> Peer:
+    podman, runc, place = find("podman"), find("runc"), lab.work / "podman"
+    known = set(Path("/sys/fs/cgroup").glob("*/libpod_parent"))
+    base = [
+        podman,
+        "--root",
+        f"{place}/root",
+        "--runroot",
+        f"{place}/run",
+        "--tmpdir",
+        f"{place}/tmp",
+        "--runtime",
+        runc,
+    ]
+    base += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+
+    def clean() -> None:
+        subprocess.run([*base, "rm", "--all", "--force"], capture_output=True)
+        subprocess.run(["umount", "-l", f"{place}/root/overlay"], capture_output=True)
+        for made in set(Path("/sys/fs/cgroup").glob("*/libpod_parent")) - known:
+            for inner in (*made.glob("*"), made):
+                if inner.is_dir():
+                    try:
+                        inner.rmdir()
+                    except OSError:
+                        continue
+
+    lab.at_end(clean)
+    run([*base, "import", str(rootfs.archive(lab)), "bench:1"])
+    options = ["run", "--rm", "--network=none", *ULIMITS, "bench:1"]
+    return Peer("podman run", lambda argv: [*base, *options, *argv])
+
+
+def _sandbox_runtime(lab: Lab) -> Peer:
+    for program in SANDBOX_RUNTIME_NEEDS:
+        find(program)
+    place = lab.work / "srt"
+    place.mkdir()
+    run([find("npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place), SANDBOX_RUNTIME])
+    srt = str(place / "node_modules" / ".bin" / "srt")
+    return Peer("sandbox-runtime", lambda argv: [srt, "-c", shlex.join(argv)], env={**os.environ, "HOME": str(place)}, cwd=str(place))
+
+
+MAKERS: dict[str, Callable[[Lab], Peer]] = {
+    "bare": _bare,
+    "bubblewrap": _bubblewrap,
+    "firejail": _firejail,
+    "systemd-nspawn": _nspawn,
+    "runc run": _oci("runc run", ["runc"]),
+    "runsc run": _oci("runsc run", ["runsc", "--network=none", "--ignore-cgroups"]),
+    "podman run": _podman,
+    "sandbox-runtime": _sandbox_runtime,
+}

@@ -1,99 +1,77 @@
-"""What a benchmark run leaves behind: a table for the terminal, JSON for machines, an SVG chart for documents."""
+"""Results for people: a table for the terminal, and the same as Markdown for docs/performance.md."""
 
-import json
-import math
-import os
-import platform
 from pathlib import Path
-from typing import Any
 
-from bench.measure import Row
+from bench.results import Figure, Results, Row
+
+BEGIN = "<!-- results: written by `python -m bench --document` -->"
+END = "<!-- end of results -->"
 
 
-def amount(row: Row, seconds: float) -> str:
-    if math.isnan(seconds):
+def amount(value: float | None, unit: str) -> str:
+    if value is None:
         return "-"
-    if row.unit_bytes:
-        return f"{row.unit_bytes / seconds / 1e6:.0f} MB/s"
-    return f"{seconds * 1000:.2f} ms"
+    digits = 0 if abs(value) >= 1000 or value == int(value) else 2 if abs(value) < 100 else 1
+    return f"{value:,.{digits}f} {'' if unit == 'errors' else unit}".strip()
 
 
-def table(rows: list[Row], facts: list[tuple[str, str]]) -> str:
-    lines = [f"{'':46} {'p50':>12} {'p99':>12} {'ratio':>7}  goal"]
-    for row in rows:
-        lines.append(row.name)
-        for i, c in enumerate(row.contenders):
-            if not c.seconds:
-                lines.append(f"    {c.name:42} failed: {c.failures[0] if c.failures else 'not run'}")
+def verdict(figure: Figure) -> str:
+    if not figure.goal:
+        return ""
+    return f"{figure.goal}: {'open' if figure.met is None else 'met' if figure.met else 'MISSED'}"
+
+
+def ratio(figure: Figure) -> str:
+    return "" if figure.ratio is None else f"{figure.ratio:.2f}"
+
+
+def table(results: Results) -> str:
+    lines = [f"{'':40} {'p50':>13} {'p99':>13} {'ratio':>7}  goal"]
+    for row in results.rows:
+        lines.append(row.title)
+        for figure in row.figures:
+            if figure.p50 is None:
+                lines.append(f"    {figure.name:36} {figure.excuse}")
                 continue
-            last = i == len(row.contenders) - 1 or c.name.startswith("atoll")
-            goal = f"<= {row.goal:g}" if row.goal is not None and last and i else ""
-            met = "" if not goal else (" met" if row.ratio(c) <= (row.goal or 0) else " MISSED")
-            p50, p99 = amount(row, c.p50), amount(row, c.p99)
-            lines.append(f"    {c.name:42} {p50:>12} {p99:>12} {row.ratio(c):>7.2f}  {goal}{met}")
-    lines.extend(f"{name:50} {value}" for name, value in facts)
+            p50, p99 = amount(figure.p50, row.unit), amount(figure.p99, row.unit) if figure.rounds > 1 else ""
+            failed = f"  {len(figure.failures)} failed: {figure.failures[0]}" if figure.failures else ""
+            lines.append(
+                f"    {figure.name:36} {p50:>13} {p99:>13} {ratio(figure):>7}  {verdict(figure)}{failed}".rstrip()
+            )
+    return "\n".join([*lines, "", summary(results)])
+
+
+def summary(results: Results) -> str:
+    judged = [f for row in results.rows for f in row.figures if f.met is not None]
+    missed = [f"{row.id} ({f.name})" for row in results.rows for f in row.figures if f.met is False]
+    text = f"{sum(bool(f.met) for f in judged)} of {len(judged)} goals met"
+    return text + (f"; missed: {', '.join(missed)}" if missed else "")
+
+
+def markdown(results: Results) -> str:
+    """All rows in one table, where a row's question is a line of its own."""
+    facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
+    minutes = results.seconds / 60
+    lines = [f"Run of {results.at}, {minutes:.0f} minutes. {facts}.", "", f"{summary(results)}.", ""]
+    lines += ["| | p50 | p99 | ratio | goal |", "|---|---|---|---|---|"]
+    for row in results.rows:
+        lines.append(f"| **{row.title}** | | | | |")
+        lines += [_line(row, figure) for figure in row.figures]
     return "\n".join(lines)
 
 
-def machine() -> dict[str, Any]:
-    return {
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20,
-        "python": platform.python_version(),
-        "load": os.getloadavg()[0],
-    }
+def _line(row: Row, figure: Figure) -> str:
+    if figure.p50 is None:
+        return f"| {figure.name} | {figure.excuse.replace('|', '/')} | | | {verdict(figure)} |"
+    p99 = amount(figure.p99, row.unit) if figure.rounds > 1 else ""
+    return f"| {figure.name} | {amount(figure.p50, row.unit)} | {p99} | {ratio(figure)} | {verdict(figure)} |"
 
 
-def save(rows: list[Row], facts: list[tuple[str, str]], directory: Path) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    data = {
-        "machine": machine(),
-        "facts": dict(facts),
-        "rows": [
-            {
-                "name": row.name,
-                "goal": row.goal,
-                "contenders": [
-                    {
-                        "name": c.name,
-                        "p50_ms": None if not c.seconds else c.p50 * 1000,
-                        "p99_ms": None if not c.seconds else c.p99 * 1000,
-                        "ratio": None if not c.seconds else row.ratio(c),
-                        "rounds": len(c.seconds),
-                        "failures": c.failures,
-                    }
-                    for c in row.contenders
-                ],
-            }
-            for row in rows
-        ],
-    }
-    (directory / "results.json").write_text(json.dumps(data, indent=1))
-    (directory / "results.svg").write_text(chart(rows))
-
-
-def chart(rows: list[Row]) -> str:
-    """Horizontal bars of p50 relative to the row's baseline, on a scale of powers of two."""
-    bars: list[str] = []
-    y = 24
-    for row in rows:
-        bars.append(f'<text x="8" y="{y}" font-weight="bold">{_text(row.name)}</text>')
-        y += 18
-        for c in row.contenders:
-            if not c.seconds:
-                continue
-            width = 40 + 40 * math.log2(max(row.ratio(c), 0.03) / 0.03)
-            colour = "#1b7f79" if c.name.startswith("atoll") else "#b8c4c2"
-            label = f"{amount(row, c.p50)} ({row.ratio(c):.2f})"
-            bars.append(f'<text x="16" y="{y + 11}">{_text(c.name)}</text>')
-            bars.append(f'<rect x="300" y="{y}" width="{width:.0f}" height="14" fill="{colour}"/>')
-            bars.append(f'<text x="{306 + width:.0f}" y="{y + 11}">{label}</text>')
-            y += 18
-        y += 10
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{y}" font-family="sans-serif" font-size="12">'
-    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *bars, "</svg>"])
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
+def document(results: Results, page: Path) -> None:
+    """Put the table between the page's two marks."""
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no place for results")
+    page.write_text(f"{before}{BEGIN}\n\n{markdown(results)}\n\n{END}{after}")

@@ -1,191 +1,182 @@
-"""The rows of the benchmark: each asks one question of atoll and of what a user would pick instead."""
+"""Every row of the benchmark: its question, its unit, how often it is asked, and the goal of each contender.
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
+A family's function makes the contenders, the first of which is the baseline; what it does is told in its own file.
+"""
 
-from atoll import Sandbox
-from atoll.client.blocking import Link
-from atoll.client.calls import Call
-from bench import peers
-from bench.measure import Contender, Row
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 
-MIB = 1 << 20
-BIG = 256 * MIB
+from bench import command_line, create, doors, gateway, idle, images, live, network, oneshot, throughput, workspaces
+from bench.lab import Lab
+from bench.measure import Contender, Goal
 
-
-class Bench:
-    """One daemon of its own, one live sandbox per runtime, and the rows over them."""
-
-    def __init__(self, home: str, rounds: int, runtimes: list[str]) -> None:
-        self.home = home
-        self.rounds = rounds
-        self.runtimes = runtimes
-        self.facts: list[tuple[str, str]] = []
-        self._bundles: list[peers.Bundle] = []
-        self._live: dict[str, Sandbox] = {}
-
-    def close(self) -> None:
-        for box in self._live.values():
-            box.destroy()
-        for bundle in self._bundles:
-            bundle.remove()
-
-    def live(self, runtime: str) -> Sandbox:
-        if runtime not in self._live:
-            self._live[runtime] = Sandbox(home=self.home, runtime=runtime, network=False, cpus=2, memory_mb=2048)
-        return self._live[runtime]
-
-    def rows(self) -> Iterator[Row]:
-        yield self.exec_true()
-        yield self.snippet()
-        yield from self.cold()
-        yield self.stdout()
-        yield self.upload()
-        yield self.download()
-        yield self.command_line()
-
-    def exec_true(self) -> Row:
-        """Running a program in a live sandbox, against running it on the bare host."""
-        contenders = [Contender("bare subprocess.run", peers.bare(["/bin/true"]))]
-        for runtime in self.runtimes:
-            box = self.live(runtime)
-            contenders.append(Contender(f"atoll {runtime}, live sandbox", lambda box=box: box.exec(["/bin/true"])))  # type: ignore[misc]
-        return Row("exec of /bin/true", contenders, self.rounds * 10, goal=2.5)
-
-    def snippet(self) -> Row:
-        contenders = [Contender("bare python3 -c", peers.bare([peers.HOST_PYTHON, "-c", "print(1)"]))]
-        if wrapped := peers.bubblewrap([peers.HOST_PYTHON, "-c", "print(1)"]):
-            contenders.append(Contender("bubblewrap", wrapped))
-        for runtime in self.runtimes:
-            box = self.live(runtime)
-            contenders.append(
-                Contender(f"atoll {runtime}, live sandbox", lambda box=box: box.run("print(1)", language="python"))  # type: ignore[misc]
-            )
-        return Row("Python snippet", contenders, self.rounds * 3)
-
-    def cold(self) -> Iterator[Row]:
-        """Create and run one command: with nothing prepared (named sandboxes never come from the pool), and from the pool."""
-        engines = {"container": ("runc run", peers.runc()), "gvisor": ("runsc run", peers.runsc())}
-        for runtime in self.runtimes:
-            name, engine = engines[runtime]
-            if engine is None:
-                continue
-            bundle = peers.Bundle(["/bin/true"])
-            self._bundles.append(bundle)
-            made: list[Sandbox] = []
-
-            def create(cold: bool, runtime: str = runtime, made: list[Sandbox] = made) -> None:
-                label = f"bench-{time.monotonic_ns()}" if cold else None
-                made.append(Sandbox(home=self.home, runtime=runtime, network=False, name=label))
-                made[0].exec(["/bin/true"])
-
-            def destroy(made: list[Sandbox] = made) -> None:
-                for box in made:
-                    box.destroy()
-                made.clear()
-
-            def rested() -> None:
-                time.sleep(0.4)  # the pool fills again between rounds; sustained rates are another question
-
-            contenders = [
-                Contender(name, bundle.run(engine)),
-                Contender(f"atoll {runtime}, cold", lambda create=create: create(True), after=destroy),  # type: ignore[misc]
-                Contender(f"atoll {runtime}, from the pool", lambda create=create: create(False), rested, destroy),  # type: ignore[misc]
-            ]
-            goal = 3.0 if runtime == "container" else 1.3
-            yield Row(f"create + first exec, {runtime}", contenders, self.rounds, goal=goal)
-
-    def stdout(self) -> Row:
-        box = self.live(self.runtimes[0])
-        argv = ["head", "-c", str(BIG), "/dev/zero"]
-
-        def read() -> None:
-            total = 0
-            for event in box.stream(argv):
-                total += len(getattr(event, "data", b""))
-            assert total == BIG, total
-
-        def pipe() -> None:
-            with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-                assert process.stdout is not None
-                while process.stdout.read(MIB):
-                    pass
-
-        contenders = [Contender("bare pipe", pipe), Contender("atoll, stream", read)]
-        return Row("stdout, 256 MiB", contenders, max(3, self.rounds // 6), unit_bytes=BIG)
-
-    def upload(self) -> Row:
-        box, data = self.live(self.runtimes[0]), os.urandom(BIG)
-
-        def local() -> None:
-            with open(f"{self.home}/bench.bin", "wb") as file:
-                file.write(data)
-
-        contenders = [
-            Contender("bare write", local),
-            Contender("atoll, files.write", lambda: box.files.write("/workspace/big", data)),
-        ]
-        return Row("file upload, 256 MiB", contenders, max(3, self.rounds // 6), unit_bytes=BIG)
-
-    def download(self) -> Row:
-        box = self.live(self.runtimes[0])
-
-        def local() -> None:
-            with open(f"{self.home}/bench.bin", "rb") as file:
-                assert len(file.read()) == BIG
-
-        def fetch() -> None:
-            assert len(box.files.read("/workspace/big")) == BIG
-
-        contenders = [Contender("bare read", local), Contender("atoll, files.read", fetch)]
-        return Row("file download, 256 MiB", contenders, max(3, self.rounds // 6), unit_bytes=BIG)
-
-    def command_line(self) -> Row:
-        env = {**os.environ, "ATOLL_HOME": self.home, "ATOLL_RUNTIME": self.runtimes[0]}
-        argv = [sys.executable, "-m", "atoll", "sandbox", "run", "print('hello')", "--lang", "python"]
-        contenders = [
-            Contender("python3 -c pass", peers.bare([peers.HOST_PYTHON, "-c", "pass"])),
-            Contender("atoll sandbox run", lambda: subprocess.run(argv, env=env, check=True, capture_output=True)),
-        ]
-        return Row("command line, Python hello", contenders, self.rounds, goal=4.0)
-
-    def _pid(self, box: Sandbox) -> int:
-        return int(Link(self.home).call(Call("GET", f"/v1/sandboxes/{box.id}"))["pid"])
-
-    def memory(self, count: int = 10) -> None:
-        """What an idle sandbox costs: PSS of its processes."""
-        for runtime in self.runtimes:
-            boxes = [Sandbox(home=self.home, runtime=runtime, network=False) for _ in range(count)]
-            try:
-                time.sleep(1)
-                each = [tree_pss_kb(self._pid(box)) for box in boxes]
-                self.facts.append((f"memory per idle sandbox, {runtime} (PSS)", f"{sum(each) / count / 1024:.2f} MB"))
-            finally:
-                for box in boxes:
-                    box.destroy()
+Make = Callable[[Lab], list[Contender]]
+GRPC_SECONDS = 60.0
 
 
-def tree_pss_kb(pid: int) -> int:
-    """PSS of a process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    parent = int(file.read().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            children.setdefault(parent, []).append(int(entry))
-    total, todo = 0, [pid]
-    while todo:
-        one = todo.pop()
-        todo += children.get(one, [])
-        try:
-            with open(f"/proc/{one}/smaps_rollup") as file:
-                total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:"))
-        except OSError:
-            continue
-    return total
+@dataclass(frozen=True)
+class Plan:
+    """One row. `rounds` is a multiple of what the command line asks for; 0: once, without a round to warm up."""
+
+    id: str
+    title: str
+    make: Make
+    goals: Mapping[str, Goal] = field(default_factory=dict)  # by a contender's name
+    unit: str = "ms"
+    size: int = 0  # bytes of one round, for MB/s
+    rounds: float = 1.0
+    runtime: str = ""  # needs this runtime
+    note: str = ""
+
+    def goal(self, contender: str) -> Goal | None:
+        return self.goals.get(contender)
+
+
+def ratio(value: float) -> Goal:
+    return Goal("ratio", value)
+
+
+def most(value: float) -> Goal:
+    return Goal("most", value)
+
+
+def least(value: float) -> Goal:
+    return Goal("least", value)
+
+
+MBS, RARE, OFTEN, ONCE = "MB/s", 1 / 6, 10.0, 0.0
+
+ONE_SHOT = [
+    Plan(f"oneshot-{name.lower()}", f"one-shot {what}", partial(oneshot.hello, language=name), rounds=2 / 3)
+    for name, what in (
+        ("sh", "hello, shell"),
+        ("Python", "hello, Python"),
+        ("Node", "hello, Node"),
+        ("numpy", "import numpy, Python"),
+    )
+]
+LIVE = [
+    Plan("exec-true", "exec of /bin/true in a live sandbox", live.exec_true, {"atoll container": ratio(2)}, rounds=OFTEN),
+    Plan(
+        "snippet-python", "Python snippet in a live sandbox", live.snippet, {"atoll container, warm": ratio(0.5)}, rounds=3
+    ),
+    Plan(
+        "snippet-numpy", "import numpy in a live sandbox, numpy pre-imported when warm", live.numpy,
+        {"atoll container, warm": ratio(0.1)},
+    ),
+]  # fmt: skip
+CREATE = [
+    *(
+        Plan(
+            f"create-{runtime}", f"create and first command, {runtime}", partial(create.one, runtime=runtime),
+            {"atoll cold": ratio(cold), "atoll pool, with destroy": ratio(0.3)},
+            runtime=runtime,
+        )
+        for runtime, cold in (("container", 2.0), ("gvisor", 1.2))
+    ),
+    Plan("create-network", "what a network adds to a cold create", create.network, {"atoll with a network": Goal("extra", 5)}),
+    Plan(
+        "burst", "100 creates at once, each with a first command", partial(create.burst, count=100),
+        {"atoll": ratio(2.5)}, rounds=1 / 10, runtime="container",
+    ),
+    Plan(
+        "sustained", "creates per second, sustained by four workers", partial(create.sustained, seconds=5.0),
+        {"atoll": least(20)}, unit="per s", rounds=1 / 10, runtime="container",
+    ),
+]  # fmt: skip
+THROUGHPUT = [
+    Plan("stdout", "stdout, 256 MiB", throughput.stdout, {"atoll container": least(300)}, MBS, throughput.BIG, RARE),
+    Plan(
+        "upload", "file upload, 256 MiB", throughput.upload, {"atoll container": least(300)}, MBS, throughput.BIG, RARE
+    ),
+    Plan(
+        "download",
+        "file download, 256 MiB",
+        throughput.download,
+        {"atoll container": least(300)},
+        MBS,
+        throughput.BIG,
+        RARE,
+    ),
+]
+COMMAND_LINE = [
+    Plan(
+        "cli-sandbox-run", "`atoll sandbox run`, Python hello", command_line.sandbox_run,
+        {"atoll container": ratio(4)},
+    ),
+    Plan("cli-run", "`atoll run python3 -c 'print(1)'`", command_line.run_once, {"atoll container": ratio(6)}),
+]  # fmt: skip
+NETWORK = [
+    Plan(
+        "broker-first-byte", "first byte through the broker", partial(network.through, mode="first"),
+        {"atoll container": Goal("extra", 1)}, rounds=RARE,
+    ),
+    Plan(
+        "broker-throughput", "throughput through the broker, 256 MiB", partial(network.through, mode="bulk"),
+        {"atoll container": least(200)}, MBS, 256 << 20, RARE,
+    ),
+    Plan("broker-many", "200 downloads of 1 MiB at once", partial(network.through, mode="many"), {}, MBS, 200 << 20, RARE),
+    Plan("refused", "a host that is not allowed fails after", network.refused, {"atoll container": most(100), "atoll gvisor": most(100)}),
+]  # fmt: skip
+GATEWAY = [
+    Plan(
+        "grpc-exec", "gRPC exec of /bin/true", gateway.exec_true,
+        {"atoll container, TLS": ratio(3), "atoll container, Unix socket": ratio(3)}, rounds=OFTEN,
+    ),
+    *(
+        Plan(
+            f"grpc-crowd-{figure}", f"64 gRPC clients at once, {what}",
+            partial(gateway.crowd, seconds=GRPC_SECONDS, figure=figure), goals, unit, rounds=ONCE, runtime="container",
+        )
+        for figure, what, unit, goals in (
+            ("errors", "errors", "errors", {"atoll": most(0)}),
+            ("rate", "calls per second", "per s", {}),
+            ("p50", "time of one call", "ms", {}),
+        )
+    ),
+]  # fmt: skip
+WORKSPACES = [
+    Plan(
+        "snapshot", "snapshot of 1 GiB of random bytes", workspaces.rates,
+        {"atoll save": least(300), "atoll restore": least(300)}, MBS, workspaces.GIB, ONCE,
+    ),
+    Plan("snapshot-again", "second snapshot, nothing changed", workspaces.again, {"atoll": ratio(0.2)}, rounds=ONCE),
+]  # fmt: skip
+DOORS = [
+    Plan("mcp-call", "MCP sandbox_run on a live session", doors.mcp, {"atoll container": most(10)}, rounds=3),
+    Plan("mcp-start", "MCP, from start to the first answer", doors.initialize, {"atoll": most(400)}, rounds=1 / 3),
+    Plan("grep", "grep over 10,000 files", doors.grep, {"atoll": ratio(2)}, rounds=1 / 3),
+    Plan("image-pull", "image pull, 128 MiB, loopback registry with TLS", images.pull, {}, MBS, images.SIZE, RARE),
+]
+IDLE = [
+    Plan(
+        "memory-container", "memory of an idle sandbox (PSS and kernel), container", partial(idle.memory, runtime="container"),
+        {"atoll": most(3), "atoll with a warm Python": most(7)}, "MB", rounds=ONCE, runtime="container",
+    ),
+    Plan(
+        "memory-gvisor", "memory of an idle sandbox (PSS and kernel), gvisor", partial(idle.memory, runtime="gvisor"),
+        {}, "MB", rounds=ONCE, runtime="gvisor",
+    ),
+    *(
+        Plan(
+            f"density-{runtime}-{figure.replace('_', '-')}", f"{count} idle {runtime} sandboxes at once, {what}",
+            partial(idle.density, runtime=runtime, figure=figure), goals, unit, rounds=ONCE, runtime=runtime,
+        )
+        for runtime, count in (("gvisor", "200"), ("container", "1,000"))
+        for figure, what, unit, goals in (
+            ("seconds", "to make them all", "s", {}),
+            ("cpu_percent", "CPU of one core", "%", {"atoll": most(2)}),
+            ("daemon_mb", "daemon memory for each", "MB", {}),
+            ("sandbox_mb", "memory of each", "MB", {"atoll": most(3)} if runtime == "container" else {}),
+        )
+    ),
+    Plan(
+        "list-stopped", "list of 1,000 stopped sandboxes", idle.stopped, {"atoll": most(100)}, rounds=1 / 3,
+        runtime="container",
+    ),
+]  # fmt: skip
+
+PLANS: list[Plan] = [
+    *LIVE, *CREATE, *ONE_SHOT, *COMMAND_LINE, *THROUGHPUT, *NETWORK, *GATEWAY, *WORKSPACES, *DOORS, *IDLE,
+]  # fmt: skip
