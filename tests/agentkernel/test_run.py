@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -274,3 +275,18 @@ def test_ak_P3_the_directory_is_asked_when_the_command_says_nothing(
     assert chosen("some-tool") == ("ruby", "some-tool") and chosen("node") == ("node", "node")
     (project / "agentkernel.toml").write_text('[sandbox]\nname = "x"\nruntime = "cobol"\n')
     assert b"cobol" in cli("run", "some-tool").stderr
+
+
+def test_a_run_imports_nothing_heavy(cli: Cli) -> None:
+    """The installed program too: what an interpreter loads before the first request is most of a warm run."""
+    program = Path(__file__).parents[2] / "scripts" / "atoll"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(program), "run", "python3", "-c", "print(1)"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=WAIT, cwd=cli.directory, env=cli.env,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    loaded = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines()]
+    ours = set(loaded[loaded.index("site") :])
+    heavy = {"re", "enum", "threading", "collections", "functools", "json", "typing", "socket", "subprocess", "tomllib"}
+    assert "atoll.cli" in ours and not ours & heavy, sorted(ours & heavy)
+    assert len(ours) <= 50, sorted(ours)
