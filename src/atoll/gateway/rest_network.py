@@ -1,12 +1,8 @@
 """REST routes for the network: lists of hosts, refusals, exposed ports. Imported for its entries in the table of `rest`."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
-
 from atoll import errors, model
-from atoll.gateway import frames
-from atoll.gateway.exchange import Exchange, flag, whole
+from atoll.gateway import events
+from atoll.gateway.exchange import Exchange
 from atoll.gateway.rest import SANDBOX, Rest, route
 
 BLOCKED = "blocked"
@@ -49,35 +45,6 @@ async def egress(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.network.status())
 
 
-@route(
-    "GET",
-    "/v1/egress/log",
-    "Refusals of all sandboxes; with `follow` a frame stream",
-    query=("limit", "after", "follow"),
-)
+@route("GET", "/v1/egress/log", "Refusals of all sandboxes; with `follow` a frame stream", query=events.WINDOW)
 async def egress_log(rest: Rest, exchange: Exchange) -> None:
-    query = exchange.query("limit", "after", "follow")
-    limit, after, owner = whole(query, "limit", 500, 1, 10_000), whole(query, "after"), exchange.who.owner
-    if flag(query, "follow"):
-        await frames.send(exchange, _follow(rest, owner, after or 0))
-        return
-    found = rest.core.history.events(owner, None, limit + 1, after, BLOCKED)
-    kept = found[:limit] if after is not None else found[-limit:]
-    await exchange.answer({"events": kept, "returned": len(kept), "truncated": len(found) > limit})
-
-
-async def _follow(rest: Rest, owner: str, after: int) -> AsyncIterator[frames.Item]:
-    yield {"following": True}
-    while True:
-        news = asyncio.ensure_future(rest.core.history.wait_for_news())
-        try:
-            found = rest.core.history.events(owner, None, 500, after, BLOCKED)
-            for event in found:
-                after = event["seq"]
-                yield event
-            if not found:
-                await news
-        finally:
-            news.cancel()
-            with suppress(asyncio.CancelledError):
-                await news
+    await events.answer(exchange, rest.core.history, None, BLOCKED)
