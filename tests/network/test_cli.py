@@ -100,6 +100,20 @@ def test_bad_lists(cli: Cli, box: str, words: tuple[str, ...]) -> None:
     assert cli.ok("sandbox", "allow-hosts", "--session-id", box)["allowed_hosts"] == before
 
 
+def test_a_sandbox_is_no_host(cli: Cli, box: str) -> None:
+    """Refuse a sandbox where a host or a port belongs, change nothing, make nothing, and say how to name it."""
+    cli.ok("sandbox", "create", "--name", "mistaken", "--no-network")
+    before = cli.ok("sandbox", "sessions")["sessions"]
+    for words in (("allow-hosts", "mistaken"), ("allow-hosts", "--add", "a.example", "mistaken"), ("allow-hosts", box),
+                  ("expose", "mistaken", "8000"), ("exposed", "mistaken"), ("unexpose", "8000", box)):  # fmt: skip
+        done = cli("sandbox", *words)
+        answer = json.loads(done.stdout)
+        assert done.returncode == 1 and answer["error"] == "invalid_argument", done
+        assert "--session-id" in done.stdout + done.stderr, done
+    assert cli.ok("sandbox", "sessions")["sessions"] == before
+    cli.ok("sandbox", "destroy", "mistaken")
+
+
 def test_expose(cli: Cli, box: str) -> None:
     """Give a URL that answers, list it, take it away."""
     code = (

@@ -147,7 +147,10 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
     if len(rest) < verb.at_least:
         raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: {verb.usage}")
     if verb.at_most is not None and len(rest) > verb.at_most:
-        raise UsageError(f"{verb.name} takes {verb.positionals or 'no arguments'}; {rest[verb.at_most]!r} is too many")
+        by_flag = "name the sandbox with --session-id" if "session-id" in flags else ""
+        raise UsageError(
+            f"{verb.name} takes {verb.positionals or 'no arguments'}; {rest[verb.at_most]!r} is too many", by_flag
+        )
     return Arguments(rest, values, verb.name)
 
 

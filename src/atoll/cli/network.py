@@ -7,7 +7,7 @@ import time
 from ..client import calls
 from ..client.http import FRAMES
 from ..client.results import Event
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 from .output import print_json, say, tell
 from .session import data_directory, open_link, reference, setting, shown, tenant_of
 from .state import State
@@ -25,9 +25,10 @@ NOTED = 5  # refusals told after one command
 def allow_hosts(arguments: Arguments) -> int:
     """Without hosts and flags: show the list. The word `none` is no host at all."""
     link = open_link(arguments)
-    session = _session(link, arguments)
     names = [name.strip() for word in (*arguments.rest, *(arguments.hosts or ())) for name in word.split(",")]
     names = [name for name in names if name]
+    _refuse_sandboxes(link, arguments, names)
+    session = _session(link, arguments)
     change = _change(arguments, names)
     target = calls.sandbox_path(reference(session), "hosts")
     wire = link.call(calls.get(target) if change is None else calls.post(target, change, repeatable=True))
@@ -35,6 +36,22 @@ def allow_hosts(arguments: Arguments) -> int:
         {"session_id": session, "allowed_hosts": wire["hosts"], "used": wire["used"], "refused": wire["refused"]}
     )
     return 0
+
+
+def _refuse_sandboxes(link: Link, arguments: Arguments, names: list[str]) -> None:
+    """A sandbox's name or id where a host belongs would replace a list with a host that does not exist."""
+    for name in names:
+        if "." in name or "*" in name or ":" in name or name == "none":
+            continue
+        try:
+            link.call(calls.get(calls.sandbox_path(reference(name))))
+        except (NotFound, InvalidArgument):
+            continue
+        flags = "".join(f" --{flag}" for flag in ("add", "remove", "clear") if getattr(arguments, flag))
+        raise InvalidArgument(
+            f"{name!r} is a sandbox, not a host",
+            hint=f"name the sandbox with --session-id: atoll sandbox allow-hosts{flags} HOST --session-id {name}",
+        )
 
 
 def _change(arguments: Arguments, names: list[str]) -> dict[str, Any] | None:
