@@ -1,12 +1,19 @@
 """Two keys, a third without rights, and a curious one: every RPC against somebody else's things."""
 
+import hashlib
 import secrets
 import threading
 
 import grpc
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from atoll.client import calls
+from atoll.client.remote import RemoteLink
 from atoll.gateway.pb.sandbox.v1 import sandbox_pb2 as pb
+from atoll.gateway.pb.sandbox.v1 import sandbox_pb2_grpc
 
 from .test_rpcs import code, refusal
 
@@ -16,6 +23,7 @@ def tenants(gateway):
     mark = secrets.token_hex(4)
     alice, bob = gateway.key(f"alice-{mark}"), gateway.key(f"bob-{mark}")
     one, two = gateway.stub(alice.secret), gateway.stub(bob.secret)
+    one.key, one.name, two.name = alice.secret, alice.key.name, bob.key.name
     session = one.CreateSession(session_id=f"work-{mark}", memory_mb=256).session_id
     sid = one.GetSession(session_id=session)
     core = one.Exec(session_id=session, command="true", background=True).run_id.split("-bg-")[0]
@@ -113,8 +121,65 @@ def test_without_a_good_key_nothing_is_even_parsed(gateway, rpc) -> None:
         assert key not in error.details()
 
 
-def test_there_are_34_rpcs() -> None:
+# RPCs that name nothing of a session, run or terminal, and the test that two callers are kept apart there.
+ELSEWHERE = {
+    "CreateSession": "test_names_are_free_for_everybody",
+    "ListSessions": "test_lists_show_only_ones_own",
+    "ApproveAction": "test_k8e_D25_a_plain_key_approves_nothing",
+    "Login": "test_a_certificate_is_for_its_own_key",
+    "SnapshotPut": "test_k8e_D15_snapshots_are_ones_own",
+    "SnapshotGet": "test_k8e_D15_snapshots_are_ones_own",
+    "SnapshotList": "test_k8e_D15_snapshots_are_ones_own",
+}
+
+
+def test_there_are_34_rpcs_and_each_is_tried_by_another() -> None:
     assert len(EVERY) == 34
+    assert sorted((*FOREIGN, *ELSEWHERE)) == sorted(EVERY)
+    assert all(test in globals() for test in ELSEWHERE.values())
+
+
+def test_k8e_D15_snapshots_are_ones_own(tenants) -> None:
+    """The content of another's snapshot can neither be listed, nor read, nor given a name of one's own by its digest."""
+    one, two, session, _ = tenants
+    name = f"snap-{secrets.token_hex(4)}"
+    one.WriteFile(session_id=session, path="/workspace/secret", content=f"canary {name}")
+    layer = hashlib.sha256(f"canary {name}".encode()).hexdigest()
+    link = RemoteLink(two._gateway.endpoint, api_key=one.key, ca_cert=str(two._gateway.home / "tls" / "sandbox-ca.crt"))
+    link.call(calls.post(f"/v1/sandboxes/{session}/snapshots", {"name": name}))
+    assert name in one.SnapshotList().names and layer in one.SnapshotGet(name=name).layers
+    assert name not in two.SnapshotList().names
+    theirs, none = refusal(two.SnapshotGet, name=name), refusal(two.SnapshotGet, name="never-was")
+    assert theirs.code() is none.code() is grpc.StatusCode.NOT_FOUND
+    assert theirs.details().replace(name, "N") == none.details().replace("never-was", "N")
+    guessed, nothing = refusal(two.SnapshotPut, name="mine", layers=[layer]), "0" * 64
+    missing = refusal(two.SnapshotPut, name="mine", layers=[nothing])
+    assert guessed.code() is missing.code()
+    assert guessed.details().replace(layer[:12], "L") == missing.details().replace(nothing[:12], "L")
+    assert not two.SnapshotList().names
+    link.call(calls.Call("DELETE", f"/v1/snapshots/{name}"))
+    link.close()
+
+
+def test_a_certificate_is_for_its_own_key(gateway, tenants) -> None:
+    """Whatever name a request for a certificate says, the certificate says the key's."""
+    one, two, session, _ = tenants
+    secret = ec.generate_private_key(ec.SECP256R1())
+    asked = x509.CertificateSigningRequestBuilder().subject_name(
+        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one.name)])
+    )
+    csr = asked.sign(secret, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+    made = two.Login(csr=csr)
+    subject = x509.load_pem_x509_certificate(made.cert.encode()).subject
+    assert subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)[0].value == two.name
+    pem = secret.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    stub = sandbox_pb2_grpc.SandboxServiceStub(gateway.channel((pem, made.cert.encode())))
+    assert not stub.ListSessions(pb.ListSessionsRequest(phase="all"), timeout=60).sessions
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.GetSession(pb.GetSessionRequest(session_id=session), timeout=60)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_expired_and_revoked_keys(gateway) -> None:
