@@ -147,5 +147,6 @@ from atoll.gateway import (  # noqa: E402
     rest_sandboxes,  # noqa: F401
     rest_workspaces,  # noqa: F401
 )
+from atoll.gateway.agentkernel import routes as agentkernel_routes  # noqa: E402, F401
 from atoll.gateway.functions import routes as function_routes  # noqa: E402, F401
 from atoll.gateway.mcp import routes as mcp_routes  # noqa: E402, F401

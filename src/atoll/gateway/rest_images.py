@@ -1,7 +1,6 @@
 """REST routes for images and for runs that bring their own sandbox. Imported for its entries in the table of `rest`."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 from atoll import errors, model
@@ -126,37 +125,3 @@ async def policy_hosts(rest: Rest, exchange: Exchange) -> None:
 
     name = exchange.query("of").get("of") or "run"
     await exchange.answer({"of": name, "hosts": presets.run_hosts() if name == "run" else presets.mode(name)})
-
-
-@route(
-    "POST", "/v1/agentkernel", "Serve agentkernel's HTTP interface while this request is open", model.OpenAgentkernel
-)
-async def agentkernel(rest: Rest, exchange: Exchange) -> None:
-    from atoll.gateway.agentkernel_door import is_loopback
-
-    if exchange.who.kind != "local":
-        raise errors.PermissionDenied("only a person on this machine opens a door")
-    request = await exchange.json(model.OpenAgentkernel)
-    if not request.key and not is_loopback(request.host):
-        raise errors.PermissionDenied(
-            f"{request.host} can be reached from other machines: that needs a key",
-            hint="set AGENTKERNEL_API_KEY, or listen on 127.0.0.1",
-        )
-    await frames.send(exchange, _serve(rest, request))
-
-
-async def _serve(rest: Rest, request: model.OpenAgentkernel) -> AsyncIterator[frames.Item]:
-    from atoll.core.profiles import OPEN, Ceiling
-    from atoll.gateway.agentkernel import Agentkernel, Settings
-    from atoll.gateway.agentkernel_door import Admission, Door
-
-    ceiling = OPEN if request.allow_host_access else Ceiling(any_host=request.any_host)
-    admission = Admission(request.host, request.key)
-    settings = Settings(admission, ceiling, request.any_host, request.legacy_exit_errors, request.runtime)
-    door = Door(Agentkernel(rest.core, settings))
-    try:
-        port = await door.open(request.host, request.port)
-        yield {"listening": {"host": request.host, "port": port}}
-        await asyncio.Event().wait()
-    finally:
-        await door.close()

@@ -14,13 +14,13 @@ from atoll import errors
 from atoll.core import Core
 from atoll.core.access import Principal
 from atoll.core.credentials import Doorkeeper, Peer, bearer_of, require
-from atoll.gateway.agentkernel_door import LOCAL_NAMES, is_loopback
 from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, internal, unquote
 from atoll.gateway.mcp import hello
 from atoll.gateway.mcp.client import Client
 from atoll.gateway.mcp.rpc import Conversation, Message, encode, parse
 from atoll.gateway.mcp.sdk import Sdk
 from atoll.gateway.mcp.settings import OpenHttp
+from atoll.gateway.tcp import LOCAL_NAMES, is_loopback
 
 MAX_BODY = 16 * 1024 * 1024
 PING = 15.0

@@ -5,7 +5,7 @@ import dataclasses
 from typing import Any
 
 from atoll import errors, profiles
-from atoll.gateway import agentkernel_words as words
+from atoll.gateway.agentkernel import words
 from atoll.gateway.mcp import content, files, tools
 from atoll.gateway.mcp.client import Call, given, tool
 from atoll.model import CreateSandbox, ExecSpec, Mount, RunOnce, SandboxInfo, convert, unbase64

@@ -1,7 +1,7 @@
 """The daemon's routes for MCP: opening the HTTP listener. (stdio is a WebSocket, see `stdio.py`.)"""
 
-import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 import msgspec
 
@@ -21,15 +21,13 @@ async def open_http(rest: Rest, exchange: Exchange) -> None:
 
 
 async def _serve(rest: Rest, request: OpenHttp) -> AsyncIterator[frames.Item]:
-    from atoll.gateway.agentkernel_door import Door
     from atoll.gateway.mcp.http import McpHttp
+    from atoll.gateway.tcp import listening
 
     app = McpHttp(rest.core, request)
-    door = Door(app)
     try:
-        port = await door.open(request.host, request.port)
-        yield {"listening": {"host": request.host, "port": port}}
-        await asyncio.Event().wait()
+        async with aclosing(listening(app, request.host, request.port)) as door:
+            async for item in door:
+                yield item
     finally:
-        await door.close()
         await app.close()

@@ -1,4 +1,4 @@
-"""Snapshots in agentkernel's words. Imported for its entries in the table of `agentkernel`.
+"""Snapshots in agentkernel's words.
 
 A snapshot keeps the whole file system. What is restored from it gets the resources and permissions of the sandbox it was
 taken of, as long as atoll remembers that one.
@@ -9,8 +9,8 @@ from typing import Any
 
 from atoll import errors, model
 from atoll.core.access import Principal
-from atoll.gateway import agentkernel_words as words
-from atoll.gateway.agentkernel import Agentkernel, ok, route
+from atoll.gateway.agentkernel import words
+from atoll.gateway.agentkernel.table import Served, ok, route
 from atoll.gateway.exchange import Exchange
 from atoll.model import CreateSandbox, SaveSnapshot, SnapshotInfo
 
@@ -18,13 +18,13 @@ _KEPT = ("runtime", "profile", "mode", "security", "env", "limits", "hosts", "ne
 
 
 @route("GET", "snapshots")
-async def list_snapshots(app: Agentkernel, exchange: Exchange) -> None:
+async def list_snapshots(app: Served, exchange: Exchange) -> None:
     found = await app.core.snapshots.list(exchange.who)
     await ok(exchange, [_shown(app, exchange.who, info) for info in found])
 
 
 @route("POST", "snapshots")
-async def take(app: Agentkernel, exchange: Exchange) -> None:
+async def take(app: Served, exchange: Exchange) -> None:
     request = await app.body(exchange, words.TakeSnapshot)
     name = words.sandbox_name(request.name or f"{request.sandbox}-{time.strftime('%Y%m%d')}")
     try:
@@ -36,19 +36,19 @@ async def take(app: Agentkernel, exchange: Exchange) -> None:
 
 
 @route("GET", "snapshots/*")
-async def get(app: Agentkernel, exchange: Exchange) -> None:
+async def get(app: Served, exchange: Exchange) -> None:
     await ok(exchange, _shown(app, exchange.who, await _find(app, exchange)))
 
 
 @route("DELETE", "snapshots/*")
-async def delete(app: Agentkernel, exchange: Exchange) -> None:
+async def delete(app: Served, exchange: Exchange) -> None:
     found = await _find(app, exchange)
     await app.core.snapshots.delete(exchange.who, found.name)
     await ok(exchange, "Snapshot deleted")
 
 
 @route("POST", "snapshots/*/restore")
-async def restore(app: Agentkernel, exchange: Exchange) -> None:
+async def restore(app: Served, exchange: Exchange) -> None:
     request = await app.body(exchange, words.Restore)
     found = await _find(app, exchange)
     origin = _origin(app, exchange.who, found)
@@ -59,7 +59,7 @@ async def restore(app: Agentkernel, exchange: Exchange) -> None:
     await ok(exchange, words.sandbox(await exchange.while_connected(work)), 201)
 
 
-async def _find(app: Agentkernel, exchange: Exchange) -> SnapshotInfo:
+async def _find(app: Served, exchange: Exchange) -> SnapshotInfo:
     name = exchange.parts[1]
     for info in await app.core.snapshots.list(exchange.who):
         if info.name == name:
@@ -67,13 +67,13 @@ async def _find(app: Agentkernel, exchange: Exchange) -> SnapshotInfo:
     raise errors.NotFound("Snapshot not found")
 
 
-def _origin(app: Agentkernel, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
+def _origin(app: Served, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
     """The record of the sandbox it was taken of, if it is still known and was this caller's."""
     row = app.core.store.sandbox(info.sandbox_id)
     return row if row is not None and row["owner"] == who.owner else {}
 
 
-def _shown(app: Agentkernel, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
+def _shown(app: Served, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
     origin = _origin(app, who, info)
     limits = origin.get("record", {}).get("limits", {})
     return {

@@ -1,0 +1,53 @@
+"""The ASGI app behind agentkernel's port."""
+
+import asyncio
+
+from atoll import errors
+from atoll.gateway.agentkernel import commands, files, runs, sandboxes, snapshots  # noqa: F401  # their routes
+from atoll.gateway.agentkernel.table import ROUTES, Handler, Served
+from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, internal, log, unquote
+
+
+class Agentkernel(Served):
+    """Finds the route of a request, and answers what goes wrong in agentkernel's envelope."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        parts = [unquote(part) for part in scope["raw_path"][1:].split(b"/")]
+        exchange = Exchange(scope, receive, send, None, parts)  # type: ignore[arg-type]  # known in the next step
+        try:
+            exchange.who = self.settings.admission.check(exchange)
+            await self._find(scope["method"], parts)(self, exchange)
+        except Gone:
+            pass
+        except errors.AtollError as error:
+            await self._fail(exchange, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await self._fail(exchange, internal(error))
+
+    def _find(self, method: str, parts: list[str]) -> Handler:
+        pattern = list(parts)
+        if len(parts) > 1 and parts[0] in ("sandboxes", "snapshots") and parts[1] != "by-uuid":
+            pattern[1] = "*"
+            if len(parts) > 3 and parts[2] == "files":
+                pattern[3:] = ["*"]
+            elif len(parts) > 4 and parts[2:4] == ["exec", "detached"]:
+                pattern[4] = "*"
+        elif len(parts) == 3:
+            pattern[2] = "*"
+        found = ROUTES.get((method, "/".join(pattern)))
+        if found is None:
+            raise errors.NotFound("Not found")
+        return found
+
+    async def _fail(self, exchange: Exchange, error: errors.AtollError) -> None:
+        if exchange.started:
+            log.warning("an answer was cut: %s: %s", error.code, error)
+            raise error
+        text = error.message + (f" ({error.hint})" if error.hint else "")
+        status = 400 if error.http_status == 413 else error.http_status
+        body = {"success": False, "error": text.encode("utf-8", "replace").decode(), "code": error.code}
+        await exchange.answer(body, status)
