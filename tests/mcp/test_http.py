@@ -1,18 +1,13 @@
-"""MCP over HTTP: the SDK's client, K8E's lifecycle, who is let in, and the official conformance suite."""
+"""MCP over HTTP: the SDK's client, K8E's lifecycle, and who is let in."""
 
 import asyncio
-import fcntl
 import http.client
 import json
-import os
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +15,6 @@ from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from sandbox_lab import LONG, PATIENCE, Lab
 
-CONFORMANCE = "0.1.13"  # the newest that runs on Node 20
-SCENARIOS = (
-    "server-initialize", "ping", "tools-list", "tools-call-error", "server-sse-multiple-streams", "dns-rebinding-protection",
-)  # fmt: skip
 JSON = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 
 
@@ -255,37 +246,3 @@ def test_the_listener_takes_its_clients_along(lab: Lab, helpers: Any) -> None:
     helpers.until(lambda: sandbox not in helpers.living(lab), "its sandbox has ended")
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", door.port), timeout=5).close()
-
-
-@pytest.fixture(scope="module")
-def conformance() -> str:
-    """The program of the official suite, from a directory that is kept between runs."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    directory = Path(tempfile.gettempdir()) / f"atoll-mcp-conformance-{CONFORMANCE}-{os.getuid()}"
-    program = directory / "node_modules" / ".bin" / "conformance"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    with (directory / "lock").open("w") as lock:  # test processes side by side
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (directory / "complete").exists():
-            package = f"@modelcontextprotocol/conformance@{CONFORMANCE}"
-            words = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(directory), package]
-            try:
-                done = subprocess.run(words, capture_output=True, timeout=300)
-            except subprocess.TimeoutExpired:
-                pytest.skip("the conformance suite could not be fetched in time")
-            if (
-                done.returncode
-                or subprocess.run([program, "--version"], capture_output=True, timeout=PATIENCE).returncode
-            ):
-                pytest.skip("the conformance suite could not be fetched, or does not run here")
-            (directory / "complete").touch()
-    return str(program)
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_conformance(door: Any, conformance: str, scenario: str, tmp_path: Path) -> None:
-    """Pass the official scenarios that need no tools, prompts or resources made for them."""
-    words = [conformance, "server", "--url", f"http://localhost:{door.port}/mcp", "--scenario", scenario]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=2 * PATIENCE, cwd=tmp_path)
-    assert done.returncode == 0 and ", 0 failed" in done.stdout, done.stdout[-3000:] + done.stderr[-2000:]
