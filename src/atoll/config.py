@@ -50,6 +50,16 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     approve_keys_without_terminal: bool = False  # whether any program of this user may make a key that can approve
 
 
+class Warm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Interpreters that have started before they are needed. `preload` names modules they have imported already."""
+
+    python: bool = True
+    pool: bool = True  # also in sandboxes nobody has claimed yet
+    preload: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=100)]] = field(
+        default_factory=list
+    )
+
+
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """All of config.toml. Tables other parts own (`egress`, `images`, ...) are passed to them unread."""
 
@@ -57,6 +67,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     sandboxes: Sandboxes = Sandboxes()
     daemon: Daemon = Daemon()
     security: Security = Security()
+    warm: Warm = Warm()
     egress: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     backend: dict[str, Any] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from atoll.model import CreateSandbox
 
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
 AGENT_TIMEOUT = 30.0
+WARM_MEMORY_MB, WARM_PIDS = 128, 32  # the least a sandbox must have to keep an interpreter waiting
 TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
 
 
@@ -39,6 +40,7 @@ class Plan:
     required: frozenset[str]
     mounts: tuple[Mount, ...]
     base_env: Mapping[str, str]  # the image's and the operator's, without the caller's
+    warm: Mapping[str, Any]  # which interpreters are kept warm in it
 
     def box(
         self,
@@ -57,7 +59,11 @@ class Plan:
             limits=self.limits,
             required=self.required,
             hostname=host_name(sandbox, None if (spec.name or "").startswith(TEMPORARY) else spec.name),
-            boot={"env": {**self.base_env, **spec.env}, "deadline_ms": agent_deadline(expires_at)},
+            boot={
+                "env": {**self.base_env, **spec.env},
+                "deadline_ms": agent_deadline(expires_at),
+                "warm": self.warm,
+            },
             mounts=self.mounts,
             workspace=parent,
             disk=disk,
@@ -88,7 +94,14 @@ class Boxes:
         mounts = host_mounts(self._home, who, spec) if who is not None else ()
         image = await self._images.choose(spec.image, spec.program, digest)
         base_env = {**image.env, **self._config.sandboxes.env}
-        return Plan(spec, image, Limits.from_json({**defaults, **asked}), frozenset(asked), mounts, base_env)
+        limits = Limits.from_json({**defaults, **asked})
+        return Plan(spec, image, limits, frozenset(asked), mounts, base_env, self._warm(limits))
+
+    def _warm(self, limits: Limits) -> dict[str, Any]:
+        """In a sandbox with little room a waiting interpreter would be in the way."""
+        warm = self._config.warm
+        roomy = limits.memory_mb >= WARM_MEMORY_MB and limits.pids >= WARM_PIDS
+        return {"python": warm.python and roomy, "preload": warm.preload, "pool": warm.pool}
 
     async def prewarm(self) -> None:
         """Keep spares of the default sandbox from now on."""

@@ -235,7 +235,8 @@ class Pool:
 def _blank(shelf: Shelf) -> BoxSpec:
     """The same kind of sandbox with nothing of the caller it was first made for."""
     made, pattern = new_id(), shelf.pattern
-    boot = {"env": dict(shelf.env), "deadline_ms": None}
+    warm = pattern.boot.get("warm", {})
+    boot = {"env": dict(shelf.env), "deadline_ms": None, "warm": {**warm, "early": warm.get("pool", False)}}
     return BoxSpec(
         id=made, rootfs=pattern.rootfs, runtime=pattern.runtime, limits=pattern.limits, hostname=f"sandbox-{made[:12]}",
         boot=boot, network_later=True, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp,

@@ -164,6 +164,11 @@ class Sandboxes(Lifecycle):
             raise live.not_running()
         return live
 
+    async def usage(self, who: Principal, ref: str) -> dict[str, Any]:
+        """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
+        with self.reach(who, ref).use() as client:
+            return await client.request("usage")
+
     @asynccontextmanager
     async def visit(self, who: Principal, ref: str) -> AsyncIterator[GuestClient]:
         """The agent of a sandbox, also of a stopped one: that is started for as long, with no network and closed to others."""

@@ -1,6 +1,7 @@
 """REST routes for the life of sandboxes. Imported for its entries in the table of `rest`."""
 
 from atoll import model
+from atoll.core.files import clean
 from atoll.gateway.exchange import Exchange
 from atoll.gateway.rest import SANDBOX, Rest, route
 
@@ -22,6 +23,11 @@ async def list_sandboxes(rest: Rest, exchange: Exchange) -> None:
 @route("GET", SANDBOX, "One sandbox", answer=model.SandboxInfo)
 async def get(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.sandboxes.get(exchange.who, exchange.ref))
+
+
+@route("GET", f"{SANDBOX}/usage", "What it uses, as its agent counts")
+async def usage(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer(clean(await rest.core.sandboxes.usage(exchange.who, exchange.ref)))
 
 
 @route("DELETE", SANDBOX, "Destroy a sandbox", answer=model.SandboxInfo)
