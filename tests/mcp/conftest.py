@@ -55,7 +55,7 @@ class Wire:
         self.send({"jsonrpc": "2.0", "id": self._next, "method": method, "params": params or {}})
         return self._next
 
-    def wait(self, request: int) -> Any:
+    def wait(self, request: int | str) -> Any:
         while request not in self._answers:
             message = self.receive()
             if "method" in message:

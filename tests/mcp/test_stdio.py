@@ -365,6 +365,24 @@ def test_many_calls_in_a_row(k8e: Any) -> None:
     assert k8e.call("sandbox_run", code="echo still")["structuredContent"]["stdout"] == "still\n"
 
 
+def test_two_clients_with_one_id_do_not_meet(connect: Callable[..., Any]) -> None:
+    """Answer and cancel each by its own client; an id that is under way is refused within one, and free again afterwards."""
+    one, two = connect(), connect()
+    wait = "until [ -e go ]; do sleep 0.05; done; echo {}"
+    for wire, word in ((one, "first"), (two, "second")):
+        wire.call("sandbox_run", code="rm -f go")
+        run = {"name": "sandbox_run", "arguments": {"code": wait.format(word), "timeout": 600}}
+        wire.send({"jsonrpc": "2.0", "id": "same", "method": "tools/call", "params": run})
+    one.send({"jsonrpc": "2.0", "id": "same", "method": "tools/call", "params": {"name": "sandbox_status"}})
+    assert one.wait("same")["error"]["code"] == -32600
+    two.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "same"}})
+    assert two.wait("same")["error"]["message"] == "cancelled"
+    one.call("sandbox_run", code="touch go")
+    assert one.wait("same")["result"]["structuredContent"]["stdout"] == "first\n"
+    one.send({"jsonrpc": "2.0", "id": "same", "method": "ping"})
+    assert one.wait("same")["result"] == {}
+
+
 def test_calls_run_side_by_side(connect: Callable[..., Any]) -> None:
     """A call that waits for another one's work does not block it."""
     wire = connect()
