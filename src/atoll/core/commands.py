@@ -270,6 +270,8 @@ class Commands:
             await self.gate.command(who, live, spec)
             if live.state != "running":
                 raise live.not_running()
+            if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
+                raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
 
     async def _start(self, live: Live, spec: Spec, *, background: bool) -> Running:
         command = spec.id or new_command_id()
@@ -286,7 +288,7 @@ class Commands:
                      "pty": isinstance(spec, ExecSpec) and spec.pty is not None},
             "started_at": time.time(),
         }  # fmt: skip
-        if command in live.commands or (spec.id and self._store.command(live.id, command)):
+        if command in live.commands:
             raise errors.AlreadyExists(f"there is a command {command!r} already")
         output = Output(kept, self._directory / live.id if background else None, command)
         running = Running(live, row, output, self._store, self._history)
@@ -352,9 +354,9 @@ class Commands:
         if spec.id is None:
             return None
         running = live.commands.get(spec.id)
-        row = self._store.command(live.id, spec.id) if running is None else None
-        if running is None and row is None:
+        if running is None and not self._store.knows_command(live.id, spec.id):
             return None
+        row = self._store.command(live.id, spec.id) if running is None else None
         body = running.body if running is not None else row["body"] if row is not None else ""
         if body != _body(spec):
             raise errors.AlreadyExists(f"there is another command {spec.id!r} already")

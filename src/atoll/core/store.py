@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from atoll import errors
 
 LIVE = ("creating", "running", "paused", "stopping", "stopped", "ending")
@@ -124,7 +126,7 @@ class Store:
                 raise errors.Exhausted(f"there are {limit} sandboxes already", hint="destroy some, or raise max_count")
             columns = ", ".join(row)
             marks = ", ".join("?" * len(row))
-            values = [json.dumps(v) if isinstance(v, dict) else v for v in row.values()]
+            values = [_json(v) if isinstance(v, dict) else v for v in row.values()]
             try:
                 self._db.execute(f"INSERT INTO sandbox({columns}) VALUES({marks})", values)
             except sqlite3.IntegrityError:
@@ -145,7 +147,7 @@ class Store:
 
     def update_sandbox(self, sandbox: str, **values: Any) -> None:
         names = ", ".join(f"{key} = ?" for key in values)
-        plain = [json.dumps(v) if isinstance(v, dict) else v for v in values.values()]
+        plain = [_json(v) if isinstance(v, dict) else v for v in values.values()]
         self._db.execute(f"UPDATE sandbox SET {names} WHERE id = ?", (*plain, sandbox))
 
     def finish_create(self, sandbox: str, **values: Any) -> None:
@@ -244,11 +246,11 @@ class Store:
                 (
                     sandbox,
                     command,
-                    json.dumps(row["argv"]),
+                    _json(row["argv"]),
                     row["language"],
                     int(row["background"]),
                     row["body"],
-                    json.dumps(row["spec"]),
+                    _json(row["spec"]),
                     None,
                     row["started_at"],
                 ),
@@ -270,11 +272,16 @@ class Store:
 
     def update_command(self, sandbox: str, command: str, **values: Any) -> None:
         names = ", ".join(f"{key} = ?" for key in values)
-        plain = [json.dumps(v) if isinstance(v, dict) else v for v in values.values()]
+        plain = [_json(v) if isinstance(v, dict) else v for v in values.values()]
         self._db.execute(f"UPDATE command SET {names} WHERE sandbox_id = ? AND id = ?", (*plain, sandbox, command))
 
     def drop_command(self, sandbox: str, command: str) -> None:
         self._db.execute("DELETE FROM command WHERE sandbox_id = ? AND id = ?", (sandbox, command))
+
+    def knows_command(self, sandbox: str, command: str) -> bool:
+        """Late writes only change commands that are there already, so this need not wait for them."""
+        found = self._db.execute("SELECT 1 FROM command WHERE sandbox_id = ? AND id = ?", (sandbox, command))
+        return found.fetchone() is not None
 
     def command(self, sandbox: str, command: str) -> Row | None:
         self.flush()
@@ -296,7 +303,7 @@ class Store:
     def add_event(self, sandbox: str, owner: str, kind: str, data: dict[str, Any]) -> int:
         cursor = self._db.execute(
             "INSERT INTO event(sandbox_id, owner, at, kind, data) VALUES(?, ?, ?, ?, ?)",
-            (sandbox, owner, time.time(), kind, json.dumps(data)),
+            (sandbox, owner, time.time(), kind, _json(data)),
         )
         seq = int(cursor.lastrowid or 0)
         if seq % 1000 == 0:
@@ -326,7 +333,7 @@ class Store:
     # Approvals
 
     def add_approval(self, row: Row) -> None:
-        values = [json.dumps(v) if isinstance(v, list) else v for v in row.values()]
+        values = [_json(v) if isinstance(v, list) else v for v in row.values()]
         marks = ", ".join("?" * len(row))
         self._db.execute(f"INSERT INTO approval({', '.join(row)}) VALUES({marks})", values)
 
@@ -361,6 +368,13 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
+
+
+def _json(value: Any) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only the slower way can write
+        return json.dumps(value)
 
 
 _JSON = ("spec", "record", "exit", "data", "argv", "sessions")

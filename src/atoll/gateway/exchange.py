@@ -13,6 +13,7 @@ log = logging.getLogger("atoll.http")
 
 MAX_JSON = 64 * 1024 * 1024
 LOOK_OUT = 0.02
+JOINED = 64 * 1024  # an answer no longer than this goes out with its head, in one piece
 T = TypeVar("T")
 
 Scope = dict[str, Any]
@@ -122,6 +123,8 @@ class Exchange:
 
     async def answer(self, value: Any, status: int = 200) -> None:
         body = model.encode(value)
+        if (joint := self.scope["state"].get("joint")) is not None and len(body) <= JOINED:
+            joint.hold()
         await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode())])
         await self._send({"type": "http.response.body", "body": body})
 

@@ -16,22 +16,26 @@ class BoundedHeads(HttpToolsProtocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _in_head = True  # also before its first byte, on a fresh connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_begins()
 
     def data_received(self, data: bytes) -> None:
-        reading = self._head_timer is not None
+        reading = self._in_head
         super().data_received(data)
-        if reading and self._head_timer is not None:
+        if not self._in_head:
+            return
+        self._head_begins()  # most heads are whole by now and need no clock
+        if reading:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD:
                 self._refuse(b"431 Request Header Fields Too Large", "the request's head is too large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_begins()
+        self._in_head = True
 
     def on_headers_complete(self) -> None:
         self._head_ends()
@@ -49,6 +53,7 @@ class BoundedHeads(HttpToolsProtocol):
             )
 
     def _head_ends(self) -> None:
+        self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -5,7 +5,7 @@ import os
 import select
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -21,14 +21,43 @@ HALF_CLOSED_CHECK = 0.5
 LONGEST_NAME = 107  # sun_path holds 108 bytes with the closing zero
 
 
+class Joint:
+    """A transport that can hold one write back until the next, so that an answer's head and body leave together: one system call
+    here and one wake-up at the caller instead of two."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._holding = False
+        self._held = b""
+
+    def hold(self) -> None:
+        self._holding = True
+
+    def write(self, data: bytes) -> None:
+        if self._holding:
+            self._holding, self._held = False, data
+            return
+        if self._held:
+            data, self._held = self._held + data, b""
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class PeerProtocol(BoundedHeads):
     """uvicorn's protocol, which also knows its peer, and tells a half-closed connection from one that is gone."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._socket = transport.get_extra_info("socket")
+        joint = Joint(transport)
+        self.transport = cast(asyncio.Transport, joint)
         try:
-            self.app_state = {**self.app_state, "principal": peer(self._socket), "pid": peer_pid(self._socket)}
+            self.app_state = {
+                **self.app_state,
+                **{"principal": peer(self._socket), "pid": peer_pid(self._socket), "joint": joint},
+            }
         except errors.PermissionDenied as error:
             body = model.encode({"error": wire(error)})
             transport.write(
@@ -84,6 +113,7 @@ class Listener:
             lifespan="off",
             interface="asgi3",
             access_log=False,
+            proxy_headers=False,
             log_config=None,
             timeout_keep_alive=KEEP_ALIVE,
             server_header=False,

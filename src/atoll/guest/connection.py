@@ -52,6 +52,7 @@ class Stream:
         self.result: dict[str, Any] | None = None
         self._error: BaseException | None = None
         self._abandoned = False
+        self.tells_eof = True  # whether the end of a channel is an item of its own
 
     def __aiter__(self) -> "Stream":
         return self
@@ -143,6 +144,8 @@ class Stream:
             self._allowed[channel] = 0
             if channel not in self._ended:
                 self._ended.add(channel)
+                if not self.tells_eof:
+                    return
                 self._items.append(Item(wire.EOF, channel, b"", {}, 0))
                 self._wake()
 

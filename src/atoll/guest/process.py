@@ -69,6 +69,7 @@ class Process:
         self._client = client
         self.id = process_id
         self._stream = stream
+        stream.tells_eof = False  # its end is told by the result
         self._owns = owns
         self.pid: int | None = None
         self.offsets = {wire.STDOUT: 0, wire.STDERR: 0}
