@@ -83,6 +83,7 @@ impl Agent {
         let holds = proc.holder == Some(id);
         let ended = proc.exit.is_some();
         let states = proc.outs.iter_mut().zip(&mut view.position).zip(&mut view.credit).zip(&mut view.eof_sent);
+        let mut closed = false;
         for (channel, (((out, position), credit), eof_sent)) in (1u8..).zip(states) {
             if view.discard {
                 break;
@@ -96,6 +97,9 @@ impl Agent {
             let end = if view.follow { out.ring.end() } else { out.last.unwrap_or(out.ring.end()) };
             let most = end.saturating_sub(*position).min(*credit).min(MAX_DATA as u64) as usize;
             if most > 0 {
+                if closed {
+                    break; // data goes out only when nothing waits before it
+                }
                 let (first, second) = out.ring.slices(*position, most);
                 link.send_data(id, channel, first, second)?;
                 *position += most as u64;
@@ -108,8 +112,11 @@ impl Agent {
             if out.fd.is_none() && *position >= end && !*eof_sent && !ended && !(proc.pty && channel == 2) {
                 *eof_sent = true;
                 link.push(wire::raw(id, Kind::Eof, &[channel]));
-                return Ok(Turn::Sent);
+                closed = true; // mostly both end in the same moment: then both are told in one message
             }
+        }
+        if closed {
+            return Ok(Turn::Sent);
         }
         let delivered = proc.outs.iter().zip(&view.position).all(|(out, position)| match view.follow {
             true => out.fd.is_none() && *position >= out.ring.end(),
