@@ -125,7 +125,9 @@ class Internet:
 
     def _open(self, kind: int, port: int, address: str = "0.0.0.0") -> socket.socket:
         def make() -> socket.socket:
-            sock = socket.socket(socket.AF_INET, kind)
+            sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, kind)
+            if ":" in address:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address, port))
             if kind == socket.SOCK_STREAM:
@@ -144,15 +146,17 @@ class Internet:
         threading.Thread(target=work, args=args, daemon=True).start()
 
     def _serve(self, port: int, handle: Callable[[socket.socket], None]) -> None:
-        listener = self._open(socket.SOCK_STREAM, port)
+        listeners = [self._open(socket.SOCK_STREAM, port)]
+        with contextlib.suppress(OSError):  # a machine without IPv6
+            listeners.append(self._open(socket.SOCK_STREAM, port, "::"))
 
-        def accept() -> None:
+        def accept(listener: socket.socket) -> None:
             while True:
                 try:
                     conn, _ = listener.accept()
                 except OSError:
                     return
-                self.dialled.append(conn.getsockname())
+                self.dialled.append(conn.getsockname()[:2])
                 conn.settimeout(PATIENCE)
                 taken = self.taken.get(conn.getsockname()[0])
                 if taken is not None:
@@ -164,7 +168,8 @@ class Internet:
             with contextlib.suppress(OSError, ssl.SSLError, ValueError), conn:
                 handle(conn)
 
-        self._background(accept)
+        for listener in listeners:
+            self._background(accept, listener)
 
     def _tls(self, conn: socket.socket) -> None:
         sent: list[str] = []
@@ -266,10 +271,13 @@ class Internet:
             return packet[:2] + struct.pack("!5H", 0x8183, 1, 0, 0, 0) + question
         if found and found[0] == "tcp-only" and not over_tcp:
             return packet[:2] + struct.pack("!5H", 0x8380, 1, 0, 0, 0) + question
-        addresses = [entry for entry in found if entry != "tcp-only"]
+        (kind,) = struct.unpack_from("!H", packet, at + 1)
+        family = {1: socket.AF_INET, 28: socket.AF_INET6}[kind]
+        addresses = [entry for entry in found if entry != "tcp-only" and (":" in entry) == (kind == 28)]
         records = b""
         for address in addresses:
-            records += b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, self.ttl, 4) + socket.inet_aton(address)
+            packed = socket.inet_pton(family, address)
+            records += b"\xc0\x0c" + struct.pack("!HHIH", kind, 1, self.ttl, len(packed)) + packed
         return packet[:2] + struct.pack("!5H", 0x8180, 1, len(addresses), 0, 0) + question + records
 
 
@@ -437,6 +445,7 @@ def _join(host: int, inet: int) -> None:
             netlink.set_up(index)
             in_net(inet, inet_side)
             netlink.add_default_route(index, "192.0.2.2")
+        _ip6("addr add fd00:a7::1/64 dev up0 nodad", "route add default via fd00:a7::2")
 
     def inet_side() -> None:
         index, loopback = socket.if_nametoindex("inet0"), socket.if_nametoindex("lo")
@@ -447,8 +456,15 @@ def _join(host: int, inet: int) -> None:
         for name in ("all", "inet0"):
             write_sysctl(f"ipv4/conf/{name}/rp_filter", "0")
         subprocess.run(["ip", "route", "add", "local", "0.0.0.0/0", "dev", "lo"], check=True)
+        _ip6("addr add fd00:a7::2/64 dev inet0 nodad", "route add local 2001:db8::/32 dev lo")
 
     in_net(host, host_side)
+
+
+def _ip6(*commands: str) -> None:
+    """IPv6 on the cable, where the machine has it."""
+    for words in commands:
+        subprocess.run(["ip", "-6", *words.split()], capture_output=True)
 
 
 def dns_query(name: bytes, kind: int = 1, ident: int | None = None) -> bytes:

@@ -1,15 +1,17 @@
-"""DNS packets, read as attacker input: only what a resolver for A records needs.
+"""DNS packets, read as attacker input: only what a resolver for A records needs, and AAAA where it asks upstream.
 
 Queries come from sandboxes, answers from upstream servers that a sandbox's accomplice may run. Every length is checked
 against the packet, compression pointers may only point backwards, and anything else raises DnsError.
 """
 
+import socket
 import struct
 from dataclasses import dataclass
 from typing import Final
 
 A: Final = 1
 CNAME: Final = 5
+AAAA: Final = 28
 OPT: Final = 41
 IN: Final = 1
 NOERROR, FORMERR, SERVFAIL, NXDOMAIN, NOTIMP, REFUSED = range(6)
@@ -80,23 +82,23 @@ def build_error(packet: bytes, code: int) -> bytes | None:
     return packet[:2] + struct.pack("!H", 0x8080 | code) + bytes(8)
 
 
-def build_query(ident: int, name: bytes) -> bytes:
-    """A recursive A query for a name already known to be canonical (its case may be random)."""
+def build_query(ident: int, name: bytes, kind: int = A) -> bytes:
+    """A recursive query for the addresses of a name already known to be canonical (its case may be random)."""
     labels = b"".join(bytes((len(label),)) + label for label in name.split(b"."))
     # EDNS with a 1232-byte buffer: larger answers come back truncated and are asked again over TCP.
     edns = b"\x00" + struct.pack("!HHIH", OPT, 1232, 0, 0)
-    return _HEADER.pack(ident, 0x0100, 1, 0, 0, 1) + labels + b"\x00" + struct.pack("!HH", A, IN) + edns
+    return _HEADER.pack(ident, 0x0100, 1, 0, 0, 1) + labels + b"\x00" + struct.pack("!HH", kind, IN) + edns
 
 
-def parse_answer(packet: bytes, ident: int, name: bytes) -> Answer:
-    """The A records for `name` in a response, CNAMEs followed; DnsError unless it answers exactly that question."""
+def parse_answer(packet: bytes, ident: int, name: bytes, wanted: int = A) -> Answer:
+    """The A (or AAAA) records for `name` in a response, CNAMEs followed; DnsError unless it answers exactly that question."""
     if len(packet) < 12:
         raise DnsError("length")
     got, flags, questions, answers, _, _ = _HEADER.unpack_from(packet)
     if got != ident or not flags & 0x8000 or questions != 1:
         raise DnsError("not the answer")
     asked, at = _plain_name(packet, 12)
-    if asked != name or packet[at : at + 4] != struct.pack("!HH", A, IN):
+    if asked != name or packet[at : at + 4] != struct.pack("!HH", wanted, IN):
         raise DnsError("another question")
     at += 4
     if flags & 0x0200:
@@ -111,10 +113,11 @@ def parse_answer(packet: bytes, ident: int, name: bytes) -> Answer:
         at += 10
         if at + size > len(packet):
             raise DnsError("short data")
-        if klass == IN and kind == A:
-            if size != 4:
+        if klass == IN and kind == wanted:
+            if size != (4 if wanted == A else 16):
                 raise DnsError("address size")
-            found.setdefault(owner, []).append((".".join(str(b) for b in packet[at : at + 4]), ttl))
+            address = socket.inet_ntop(socket.AF_INET if wanted == A else socket.AF_INET6, packet[at : at + size])
+            found.setdefault(owner, []).append((address, ttl))
         elif klass == IN and kind == CNAME:
             aliases.setdefault(owner, (_name(packet, at)[0], ttl))
         at += size

@@ -50,6 +50,7 @@ class Flow:
         self.member = member
         self.client = client
         self.address, self.port = target
+        self._far = member.standins.real(self.address)
         self.names: set[str] = set()
         self.last_active = time.monotonic()
         self._report = report
@@ -143,8 +144,8 @@ class Flow:
         if not verdict.host_access:
             if not self.member.grants.holds(self.address, name):
                 raise Refused("the name sent is not the name that was resolved", name, goodbye)
-            why = refusal(self.address, verdict.exceptions)
-            if why is None and not verdict.exceptions and is_own_address(self.address):
+            why = refusal(self._far, verdict.exceptions)
+            if why is None and not verdict.exceptions and is_own_address(self._far):
                 why = "address of this machine"
             if why is not None:
                 raise Refused(f"the name leads to a {why} address", name, goodbye)
@@ -212,8 +213,9 @@ class Flow:
         return data
 
     async def _dial(self) -> None:
-        target = ("127.0.0.1" if HOST_NAME in self.names else self.address, self.port)
-        server = self._server = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        target = ("127.0.0.1" if HOST_NAME in self.names else self._far, self.port)
+        family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
+        server = self._server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         async with asyncio.timeout(DIAL_SECONDS):
@@ -319,7 +321,9 @@ class Flow:
         return data
 
     def _refuse(self, no: Refused) -> None:
-        self._report(self.member, no.name, self.address, self.port, "tcp", no.reason)
+        names = self.member.grants.names(self.address)
+        name = no.name or (names[0] if len(names) == 1 else "")  # what the client kept to itself, where it can only be that
+        self._report(self.member, name, self._far, self.port, "tcp", no.reason)
         if self._relay is not None:
             self.cut()
             return
@@ -342,7 +346,7 @@ class Flow:
 
 def is_own_address(address: str) -> bool:
     """Is it an address of this machine? The kernel picks it as its own source then; nothing is sent to find out."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
             return str(probe.getsockname()[0]) == address

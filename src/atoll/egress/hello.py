@@ -148,7 +148,7 @@ def _parse(body: bytes) -> tuple[str, tuple[str, ...]]:
             raise HelloError("repeated extension in the ClientHello")
         seen.add(kind)
         if kind in _HIDDEN:
-            raise HelloError("encrypted ClientHello (ECH)")
+            raise HelloError("encrypted ClientHello (ECH) hides the host: switch ECH and its GREASE off in the client")
         if kind == _SERVER_NAME:
             name = _server_name(data)
         elif kind == _ALPN:

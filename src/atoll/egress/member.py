@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from atoll.egress.grants import Grants
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router import Link
+from atoll.egress.standins import StandIns
 
 if TYPE_CHECKING:
     from atoll.egress.flow import Flow
@@ -83,6 +84,7 @@ class Member:
     link: Link
     policy: EgressPolicy
     grants: Grants = field(default_factory=lambda: Grants(time.monotonic))
+    standins: StandIns = field(init=False)
     flows: "set[Flow]" = field(default_factory=set)
     queries: Bucket = field(default_factory=lambda: Bucket(100, 300))
     new_names: Bucket = field(default_factory=lambda: Bucket(2, 300))
@@ -93,6 +95,9 @@ class Member:
     traffic: dict[str, Traffic] = field(default_factory=dict)
     _seen_names: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _recent: OrderedDict[tuple[Any, ...], float] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        self.standins = StandIns(lambda address: bool(self.grants.names(address)))
 
     def account(self, name: str) -> Traffic:
         """The counter of a host; beyond a thousand hosts, of all others together."""

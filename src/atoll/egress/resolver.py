@@ -1,7 +1,8 @@
 """The sandboxes' only name server: answers for allowed names alone, and opens the way before it answers.
 
 A denied name gets NXDOMAIN and no query leaves the machine. Only A records exist here: AAAA, HTTPS and SVCB get empty
-answers, so there is neither a way around over IPv6 nor a key for encrypted hellos.
+answers, so there is neither a way around over IPv6 nor a key for encrypted hellos. Where this machine reaches a name over
+IPv6 alone, the answer is an address that stands for the IPv6 one.
 """
 
 import logging
@@ -14,7 +15,7 @@ from atoll.egress.member import Member
 from atoll.egress.names import BadName, from_wire
 from atoll.egress.nft import Entry
 from atoll.egress.policy import HOST_NAME
-from atoll.egress.upstream import Upstream
+from atoll.egress.upstream import Upstream, has_route
 
 GRANT_MIN: Final = 60
 GRANT_MAX: Final = 3600
@@ -85,6 +86,8 @@ class Resolver:
 
     async def _resolve(self, member: Member, query: dns.Query, name: str) -> bytes:
         found = await self._upstream.lookup(name)
+        if found.code == dns.NOERROR and not any(map(has_route, found.addresses[:_MAX_ADDRESSES])):
+            found = await self._over_ipv6(name) or found
         if found.code != dns.NOERROR or not found.addresses:
             return dns.build_response(query, found.code)
         # The policy may have changed while upstream was asked.
@@ -94,14 +97,16 @@ class Resolver:
         good = []
         for address in found.addresses[:_MAX_ADDRESSES]:
             why = refusal(address, verdict.exceptions)
+            if why is None and address in member.standins:
+                why = "stand-in"  # an operator's own use of that range must not be taken for ours
             if why is None:
-                good.append(address)
+                good.append(member.standins.give(address) if ":" in address else address)
             else:
                 self._report(member, name, address, 0, "dns", f"the name leads to a {why} address")
         if not good:
             return dns.build_response(query, dns.NXDOMAIN)
         seconds = min(max(found.ttl, GRANT_MIN), GRANT_MAX) + GRANT_SLACK
-        granted = [address for address in good if member.grants.add(address, name, seconds)]
+        granted = [address for address in good if address is not None and member.grants.add(address, name, seconds)]
         ports = member.policy.ports(name)
         entries = [
             Entry(address, port, seconds) for address in granted for port in ((None,) if ports is None else ports)
@@ -109,3 +114,8 @@ class Resolver:
         if not granted or not await self._open_way(member, entries):
             return dns.build_response(query, dns.SERVFAIL)
         return dns.build_response(query, dns.NOERROR, tuple(granted), min(found.ttl, _ANSWER_TTL_MAX))
+
+    async def _over_ipv6(self, name: str) -> dns.Answer | None:
+        """The IPv6 addresses of a name, if there are any and this machine has a way to them."""
+        found = await self._upstream.lookup(name, dns.AAAA)
+        return found if any(map(has_route, found.addresses[:_MAX_ADDRESSES])) else None

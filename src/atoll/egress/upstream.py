@@ -59,9 +59,9 @@ class Upstream:
     def __post_init__(self) -> None:
         self._resolv, self._hosts = _File(self.resolv_conf), _File(self.hosts_file)
 
-    async def lookup(self, name: str) -> dns.Answer:
-        """The A records of a canonical name; SERVFAIL when nobody answers."""
-        local = self._from_hosts(name)
+    async def lookup(self, name: str, kind: int = dns.A) -> dns.Answer:
+        """The A (or AAAA) records of a canonical name; SERVFAIL when nobody answers."""
+        local = [address for address in self._from_hosts(name) if (":" in address) == (kind == dns.AAAA)]
         if local:
             return dns.Answer(dns.NOERROR, tuple(local), _HOSTS_TTL)
         deadline = time.monotonic() + _TOTAL_SECONDS
@@ -73,7 +73,7 @@ class Upstream:
                         break
                     try:
                         async with asyncio.timeout(min(left, _TRY_SECONDS)):
-                            answer = await _ask(server, name)
+                            answer = await _ask(server, name, kind)
                     except (OSError, TimeoutError, dns.DnsError, asyncio.IncompleteReadError):
                         continue
                     if answer.code in (dns.NOERROR, dns.NXDOMAIN):
@@ -89,7 +89,7 @@ class Upstream:
             self._table = {}
             for line in text.splitlines():
                 address, *names = line.partition("#")[0].split() or [""]
-                if ":" in address or not _is_v4(address):
+                if not (_is_address(address, socket.AF_INET) or _is_address(address, socket.AF_INET6)):
                     continue
                 for entry in names:
                     try:
@@ -104,9 +104,19 @@ class Upstream:
         return tuple(found[:3]) or (("127.0.0.1", 53),)
 
 
-def _is_v4(text: str) -> bool:
+def has_route(address: str) -> bool:
+    """Does this machine know a way there? Nothing is sent to find out."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return False
+    return True
+
+
+def _is_address(text: str, family: int) -> bool:
     try:
-        socket.inet_pton(socket.AF_INET, text)
+        socket.inet_pton(family, text)
     except OSError:
         return False
     return True
@@ -117,14 +127,14 @@ def _mix_case(name: str) -> bytes:
     return bytes(c ^ 0x20 if 97 <= c <= 122 and bits >> i & 1 else c for i, c in enumerate(name.encode()))
 
 
-async def _ask(server: tuple[str, int], name: str) -> dns.Answer:
+async def _ask(server: tuple[str, int], name: str, kind: int) -> dns.Answer:
     ident, mixed = secrets.randbits(16), _mix_case(name)
-    packet = dns.build_query(ident, mixed)
-    answer = await _ask_udp(server, packet, ident, mixed)
-    return await _ask_tcp(server, packet, ident, mixed) if answer.truncated else answer
+    packet = dns.build_query(ident, mixed, kind)
+    answer = await _ask_udp(server, packet, ident, mixed, kind)
+    return await _ask_tcp(server, packet, ident, mixed, kind) if answer.truncated else answer
 
 
-async def _ask_udp(server: tuple[str, int], packet: bytes, ident: int, name: bytes) -> dns.Answer:
+async def _ask_udp(server: tuple[str, int], packet: bytes, ident: int, name: bytes, kind: int) -> dns.Answer:
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
@@ -133,7 +143,7 @@ async def _ask_udp(server: tuple[str, int], packet: bytes, ident: int, name: byt
         while True:
             got = await loop.sock_recv(sock, dns.MAX_MESSAGE)
             try:
-                return dns.parse_answer(got, ident, name)
+                return dns.parse_answer(got, ident, name, kind)
             except dns.DnsError:
                 if (
                     got[:2] == packet[:2]
@@ -143,7 +153,7 @@ async def _ask_udp(server: tuple[str, int], packet: bytes, ident: int, name: byt
                     return dns.Answer(dns.SERVFAIL, truncated=True)
 
 
-async def _ask_tcp(server: tuple[str, int], packet: bytes, ident: int, name: bytes) -> dns.Answer:
+async def _ask_tcp(server: tuple[str, int], packet: bytes, ident: int, name: bytes, kind: int) -> dns.Answer:
     reader, writer = await asyncio.open_connection(server[0], server[1])
     try:
         writer.write(struct.pack("!H", len(packet)) + packet)
@@ -152,6 +162,6 @@ async def _ask_tcp(server: tuple[str, int], packet: bytes, ident: int, name: byt
     finally:
         writer.close()
     try:
-        return dns.parse_answer(got, ident, name)
+        return dns.parse_answer(got, ident, name, kind)
     except dns.DnsError:
-        return dns.parse_answer(got, ident, name.lower())
+        return dns.parse_answer(got, ident, name.lower(), kind)
