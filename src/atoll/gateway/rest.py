@@ -3,7 +3,6 @@
 The routes are in the modules named `rest_*`, and beside the doors they belong to.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +11,8 @@ from atoll.core import Core
 from atoll.core.access import Principal
 from atoll.core.auditing import SOURCE
 from atoll.core.presence import PEER_PID
-from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, internal, log, unquote
+from atoll.gateway.exchange import Exchange, Receive, Scope, Send, unquote
+from atoll.gateway.guarding import guarded
 
 
 class Host(Protocol):
@@ -82,18 +82,12 @@ class Rest:
         PEER_PID.set(scope["state"].get("pid", 0))
         if not SOURCE.get():  # a door before this one may have said more
             SOURCE.set("http unix" if scope["client"] is None else f"http {scope['client'][0]}")
-        try:
-            if not isinstance(who, Principal):
-                raise errors.Unauthenticated("who is calling is not known")
-            await self._find(scope["method"], parts)(self, exchange)
-        except Gone:
-            pass
-        except errors.AtollError as error:
-            await self._fail(exchange, error)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            await self._fail(exchange, internal(error))
+        await guarded(exchange, self._serve(exchange), Exchange.fail)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        if not isinstance(exchange.who, Principal):
+            raise errors.Unauthenticated("who is calling is not known")
+        await self._find(exchange.scope["method"], exchange.parts)(self, exchange)
 
     def _find(self, method: str, parts: list[str]) -> Handler:
         pattern = list(parts)
@@ -109,12 +103,6 @@ class Rest:
                 raise errors.Unsupported(f"{method} is not possible here", hint="possible: " + ", ".join(others))
             raise errors.NotFound("no such route", hint="see /v1/openapi.json")
         return found.handler
-
-    async def _fail(self, exchange: Exchange, error: errors.AtollError) -> None:
-        if exchange.started:
-            log.warning("an answer was cut: %s: %s", error.code, error)
-            raise error  # the server closes the connection, so that the caller sees a cut answer as one
-        await exchange.fail(error)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, who: Any, parts: list[str]) -> None:
         from atoll.gateway.tunnel import refuse, serve

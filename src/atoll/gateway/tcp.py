@@ -16,7 +16,6 @@ from atoll import errors
 from atoll.core.credentials import loopback_owner
 from atoll.gateway.heads import BoundedHeads
 
-LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 KEEP_ALIVE = 75
 MAX_CONNECTIONS = 1024
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from atoll import errors
 from atoll.core.access import Principal, local
 from atoll.gateway.exchange import Exchange
-from atoll.gateway.tcp import LOCAL_NAMES, is_loopback
+from atoll.gateway.guarding import content_kind, refuse_browsers
+from atoll.gateway.tcp import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Admission:
 
     def check(self, exchange: Exchange) -> Principal:
         """The caller, or why not."""
-        self._check_browser(exchange)
+        refuse_browsers(exchange, only_local_names=is_loopback(self.host))
         if exchange.parts == ["health"]:
             return local(os.geteuid(), os.getegid())  # it says nothing about anybody
         if self.key is not None:
@@ -32,17 +33,6 @@ class Admission:
         elif exchange.scope["state"].get("owner") != os.geteuid():
             raise errors.Unauthenticated("Missing API key: only processes of the server's own user need none")
         return local(os.geteuid(), os.getegid())
-
-    def _check_browser(self, exchange: Exchange) -> None:
-        asked = exchange.header(b"host")
-        name = _host_name(asked)
-        if name not in LOCAL_NAMES and is_loopback(self.host):
-            raise errors.PermissionDenied("this server is not called that", hint="use http://localhost")
-        origin = exchange.header(b"origin")
-        if origin and origin.lower() != f"http://{asked.lower()}":
-            raise errors.PermissionDenied("requests from web pages are refused")
-        if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
-            raise errors.PermissionDenied("requests from web pages are refused")
 
     def _check_key(self, exchange: Exchange, key: str) -> None:
         given = exchange.header(b"x-api-key")
@@ -59,12 +49,6 @@ class Admission:
 
 def check_content(exchange: Exchange, body: bytes) -> None:
     """A body must be JSON by its own word."""
-    kind = exchange.header(b"content-type").partition(";")[0].strip().lower()
+    kind = content_kind(exchange)
     if (body or kind) and kind != "application/json":
         raise errors.InvalidArgument("the content type must be application/json")
-
-
-def _host_name(text: str) -> str:
-    if text.startswith("["):
-        return text[1:].partition("]")[0].lower()
-    return text.partition(":")[0].lower()

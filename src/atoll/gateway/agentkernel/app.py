@@ -1,11 +1,10 @@
 """The ASGI app behind agentkernel's port."""
 
-import asyncio
-
 from atoll import errors
 from atoll.gateway.agentkernel import commands, files, runs, sandboxes, snapshots  # noqa: F401  # their routes
 from atoll.gateway.agentkernel.table import ROUTES, Handler, Served
-from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, internal, log, unquote
+from atoll.gateway.exchange import Exchange, Receive, Scope, Send, unquote
+from atoll.gateway.guarding import guarded
 
 
 class Agentkernel(Served):
@@ -16,17 +15,11 @@ class Agentkernel(Served):
             return
         parts = [unquote(part) for part in scope["raw_path"][1:].split(b"/")]
         exchange = Exchange(scope, receive, send, None, parts)  # type: ignore[arg-type]  # known in the next step
-        try:
-            exchange.who = self.settings.admission.check(exchange)
-            await self._find(scope["method"], parts)(self, exchange)
-        except Gone:
-            pass
-        except errors.AtollError as error:
-            await self._fail(exchange, error)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            await self._fail(exchange, internal(error))
+        await guarded(exchange, self._serve(exchange), _fail)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        exchange.who = self.settings.admission.check(exchange)
+        await self._find(exchange.scope["method"], exchange.parts)(self, exchange)
 
     def _find(self, method: str, parts: list[str]) -> Handler:
         pattern = list(parts)
@@ -43,11 +36,9 @@ class Agentkernel(Served):
             raise errors.NotFound("Not found")
         return found
 
-    async def _fail(self, exchange: Exchange, error: errors.AtollError) -> None:
-        if exchange.started:
-            log.warning("an answer was cut: %s: %s", error.code, error)
-            raise error
-        text = error.message + (f" ({error.hint})" if error.hint else "")
-        status = 400 if error.http_status == 413 else error.http_status
-        body = {"success": False, "error": text.encode("utf-8", "replace").decode(), "code": error.code}
-        await exchange.answer(body, status)
+
+async def _fail(exchange: Exchange, error: errors.AtollError) -> None:
+    text = error.message + (f" ({error.hint})" if error.hint else "")
+    status = 400 if error.http_status == 413 else error.http_status
+    body = {"success": False, "error": text.encode("utf-8", "replace").decode(), "code": error.code}
+    await exchange.answer(body, status)

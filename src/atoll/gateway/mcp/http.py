@@ -14,13 +14,14 @@ from atoll import errors
 from atoll.core import Core
 from atoll.core.access import Principal
 from atoll.core.credentials import Doorkeeper, Peer, bearer_of, require
-from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, internal, unquote
+from atoll.gateway.exchange import Exchange, Gone, Receive, Scope, Send, unquote
+from atoll.gateway.guarding import content_kind, guarded, refuse_browsers
 from atoll.gateway.mcp import hello
 from atoll.gateway.mcp.client import Client
 from atoll.gateway.mcp.rpc import Conversation, Message, encode, parse
 from atoll.gateway.mcp.sdk import Sdk
 from atoll.gateway.mcp.settings import OpenHttp
-from atoll.gateway.tcp import LOCAL_NAMES, is_loopback
+from atoll.gateway.tcp import is_loopback
 
 MAX_BODY = 16 * 1024 * 1024
 PING = 15.0
@@ -80,34 +81,19 @@ class McpHttp:
             return
         parts = [unquote(part) for part in scope["raw_path"][1:].split(b"/")]
         exchange = Exchange(scope, receive, send, None, parts)  # type: ignore[arg-type]  # known in the next step
-        try:
-            exchange.who = self.admit(exchange)
-            if parts != ["mcp"]:
-                raise errors.NotFound("MCP is at /mcp")
-            await self._route(exchange, receive, send)
-        except Gone:
-            pass
-        except errors.AtollError as error:
-            await _fail(exchange, error)
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            await _fail(exchange, internal(error))
+        await guarded(exchange, self._serve(exchange, receive, send), _fail)
+
+    async def _serve(self, exchange: Exchange, receive: Receive, send: Send) -> None:
+        exchange.who = self.admit(exchange)
+        if exchange.parts != ["mcp"]:
+            raise errors.NotFound("MCP is at /mcp")
+        await self._route(exchange, receive, send)
 
     def admit(self, exchange: Exchange) -> Principal:
         """The caller, or why not."""
-        asked = exchange.header(b"host")
-        name = asked[1:].partition("]")[0] if asked.startswith("[") else asked.partition(":")[0]
         bearer = bearer_of(exchange.header(b"authorization") or None)
-        if name.lower() not in LOCAL_NAMES and (is_loopback(self.settings.host) or bearer is None):
-            raise errors.PermissionDenied("this server is not called that", hint="use http://localhost")
-        origin = exchange.header(b"origin")
-        if origin and origin.lower() != f"http://{asked.lower()}":
-            raise errors.PermissionDenied("requests from web pages are refused")
-        if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
-            raise errors.PermissionDenied("requests from web pages are refused")
-        kind = exchange.header(b"content-type").partition(";")[0].strip().lower()
-        if exchange.scope["method"] == "POST" and kind != "application/json":
+        refuse_browsers(exchange, only_local_names=bearer is None or is_loopback(self.settings.host))
+        if exchange.scope["method"] == "POST" and content_kind(exchange) != "application/json":
             raise errors.InvalidArgument("the content type must be application/json")
         peer = Peer(str(exchange.scope.get("client")), uid=exchange.scope["state"].get("owner"))
         who = self.keeper.identify(peer, bearer)
@@ -190,8 +176,6 @@ class McpHttp:
 
 
 async def _fail(exchange: Exchange, error: errors.AtollError) -> None:
-    if exchange.started:
-        raise error
     text = error.message + (f" ({error.hint})" if error.hint else "")
     raw = encode(hello.failure(None, hello.INVALID_REQUEST, text)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
