@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -290,3 +291,50 @@ def test_a_run_imports_nothing_heavy(cli: Cli) -> None:
     heavy = {"re", "enum", "threading", "collections", "functools", "json", "typing", "socket", "subprocess", "tomllib"}
     assert "atoll.cli" in ours and not ours & heavy, sorted(ours & heavy)
     assert len(ours) <= 50, sorted(ours)
+
+
+def test_ak_K6_published_ports_last_as_long_as_the_run(cli: Cli, project: Path) -> None:
+    """By the flag and by a file that was named; a port in use, UDP and nonsense are refused before anything starts."""
+    serve = "import http.server as h; h.HTTPServer(('127.0.0.1', 8000), h.SimpleHTTPRequestHandler).serve_forever()"
+    (project / "named.toml").write_text('[sandbox]\nname = "x"\n[network]\nports = ["0:8000"]\n')
+    for words in (("--publish", "0:8000"), ("--config", "named.toml")):
+        process = cli.popen("run", *words, "python3", "-c", serve, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        try:
+            assert process.stderr is not None
+            line = process.stderr.readline().decode()
+            port = int(line.rpartition(":")[2])
+            assert "port 8000 is published at 127.0.0.1:" in line
+
+            def fetched(port: int = port) -> bool:
+                try:
+                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30) as answer:
+                        return b"Directory listing" in answer.read()
+                except OSError:
+                    return False
+
+            until(fetched)
+            taken = cli("run", "-P", f"{port}:80", "true")
+            assert taken.code == 125 and b"cannot be published" in taken.stderr
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(WAIT)
+            process.stderr.close()
+        until(lambda: not fetched())
+    for bad in ("80/udp", "x", "1:2:3", "70000", "80:0", ":80:"):
+        assert cli("run", "--publish", bad, "true").code == 125
+
+
+def test_ak_K6_a_projects_file_is_never_without_effect_in_silence(cli: Cli, project: Path, name: str) -> None:
+    text = '[sandbox]\nname = "x"\n'
+    own = project / "agentkernel.toml"
+    own.write_text(text + '[network]\nports = ["8000"]\n[daemon]\nmin_warm = 3\n')
+    done = cli.ok("run", "true")
+    assert b"ports" in done.stderr and b"[pool]" in done.stderr
+    own.write_text(text + '[build]\ndockerfile = "Dockerfile"\n')
+    refused = cli("run", "some-tool")
+    assert refused.code == 125 and b"Dockerfile" in refused.stderr and b"--image" in refused.stderr
+    own.unlink()
+    (project / "f").write_text("x")
+    (project / "named.toml").write_text(text + '[[files]]\nsource = "f"\ndest = "/tmp/f"\n')
+    made = cli("create", name, "--config", "named.toml")
+    assert made.code == 125 and b"`files` is for `run`" in made.stderr

@@ -35,6 +35,7 @@ RUN = Verb(
         Flag("image", "IMAGE", "its image (default: what the command needs)", short="i"),
         *POLICY, BACKEND, TEMPLATE, TTL, ENV,
         Flag("timeout", "TIME", "kill it after so long (exit 124)"),
+        Flag("publish", "[HERE:]PORT", "its TCP port on 127.0.0.1 while it runs; may be repeated", repeat=True, short="P"),
         Flag("fast", "", "a hint without meaning here: every run is", short="F"),
         Flag("raw", "", "control characters unescaped even on a terminal"),
     ),

@@ -9,7 +9,7 @@ import os
 import time
 
 from ...client import calls
-from ...errors import AlreadyExists, InvalidArgument, NotFound
+from ...errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 from ..output import print_json, say, tell, write
 from ..sandbox import more_options
 from ..session import create_options, open_link, reference
@@ -37,6 +37,8 @@ def speaks_json(arguments: Arguments) -> bool:
 def create(arguments: Arguments) -> int:
     name = sandbox_name(arguments.rest[0])
     project = template_project(arguments) or find(arguments.config, os.getcwd())
+    if project is not None:
+        _refuse_unused(project)
     link = open_link(arguments)
     try:
         made = link.call(calls.create(_fields(arguments, project, name, link)))
@@ -53,6 +55,18 @@ def create(arguments: Arguments) -> int:
     tell(f"  Image:  {answer['image']}\n  vCPUs:  {answer['vcpus']}\n  Memory: {answer['memory_mb']} MB")
     tell(f"Next: {program} sandbox start {name}")
     return 0
+
+
+def _refuse_unused(project: Project) -> None:
+    """What only a run can do, because it needs a started sandbox, is never taken and then not done."""
+    unused = {"files": project.data.get("files"), "ports": project.ports}
+    hints = {"files": "use `atoll cp` once it is started", "ports": "use `atoll sandbox expose` once it is started"}
+    for word in [word for word, value in unused.items() if value]:
+        if not project.found:
+            raise Unsupported(
+                f"{project.path}: `{word}` is for `run`, not for a sandbox made by `create`", hint=hints[word]
+            )
+        say(f"Warning: {project.path}: `{word}` is for `run`; {hints[word]}")
 
 
 def _fields(arguments: Arguments, project: Project | None, name: str, link: Link) -> dict[str, Any]:

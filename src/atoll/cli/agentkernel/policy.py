@@ -212,6 +212,11 @@ def _project_image(project: Project, program: str, link: Link) -> tuple[str, str
     if base:
         return image_name(base), None
     word = project.get("sandbox", "runtime")
+    if word is None and project.data.get("build"):
+        raise Unsupported(
+            f"{project.path}: [build] is not supported: no image is built from a Dockerfile here",
+            hint="name an image, with --image or as base_image",
+        )
     return None if word is None else (_detect(link, "", runtime=word), program)
 
 

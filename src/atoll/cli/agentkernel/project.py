@@ -70,6 +70,11 @@ class Project:
         """The single settings of `[security]` that are given."""
         return {key: self.get("security", key) for key in KEYS if self.get("security", key) is not None}
 
+    @property
+    def ports(self) -> list[str]:
+        """What to publish on this machine. A file that was only found takes no port of it."""
+        return [] if self.found else list(self.get("network", "ports") or [])
+
     def check_command(self, argv: list[str]) -> None:
         """`[security.commands]`: advice against accidents; a shell gets around it."""
         words = {argv[0], os.path.basename(argv[0])}
@@ -197,6 +202,10 @@ def _check_values(project: Project) -> None:
     for host in sorted(set(allow) & set(block)):
         say(f"Warning: {project.path}: {host} is both allowed and blocked; it stays blocked")
     off = project.get("security", "network") is False or project.profile == "restrictive"
+    if project.found and project.get("network", "ports"):
+        say(f"Warning: {project.path}: ports are published only for a file that is named with --config")
+    if project.data.get("daemon"):
+        say(f"Warning: {project.path}: warm sandboxes are set by this machine's operator, in [pool] of config.toml")
     if off and (allow or block):
         say(f"Warning: {project.path}: domain rules without a network do nothing")
 

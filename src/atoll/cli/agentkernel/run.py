@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from ...client.blocking import Link
 from ...client.calls import Call, milliseconds, new_command_id
 from ...client.codec import dumps
 from ...client.http import FRAMES
 from ...client.results import Event, ExecResult, Output, Started
-from ..execute import exit_code, feed_stdin
+from ..execute import beside, exit_code, feed_stdin
 from ..output import OWN_FAILURE, safe_bytes, say, write
 from ..session import open_link
 from .policy import choose_image, create_fields
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
     from threading import Timer
     from typing import Any
 
+    from ...client.blocking import Link
     from ..grammar import Arguments
     from .project import Project
+    from .publish import Published
 
 _NULL_DEVICE = os.makedev(1, 3)
 _HEADERS = (("Content-Type", "application/json"), ("Accept", FRAMES))
@@ -34,12 +35,14 @@ def run(arguments: Arguments) -> int:
     if project is not None:
         project.check_command(argv)
     link = open_link(arguments)
+    published = _publish(arguments, project, link)
     request = _request(arguments, project, argv, link)
     call = Call("POST", "/v1/run", dumps(request).encode("ascii"), _HEADERS, timeout=None)
     call.command_id = request["command"]["id"]
     waiting = _tell_waiting(request["sandbox"]["image"]) if os.isatty(2) else None
     try:
-        return _follow(link, call, arguments, argv, waiting, mounted=bool(request["sandbox"].get("mounts")))
+        mounted = bool(request["sandbox"].get("mounts"))
+        return _follow(link, call, arguments, argv, waiting, published, mounted=mounted)
     finally:
         if waiting is not None:
             waiting.cancel()
@@ -91,7 +94,25 @@ def _tell_waiting(image: str) -> Timer:
     return timer
 
 
-def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], waiting: Timer | None, mounted: bool) -> int:
+def _publish(arguments: Arguments, project: Project | None, link: Link) -> Published | None:
+    """The flags', and the ports of a file that a person named."""
+    ports = [*(project.ports if project is not None else ()), *arguments.publish]
+    if not ports:
+        return None
+    from .publish import Published
+
+    return Published(link, ports)
+
+
+def _follow(
+    link: Link,
+    call: Call,
+    arguments: Arguments,
+    argv: list[str],
+    waiting: Timer | None,
+    published: Published | None,
+    mounted: bool,
+) -> int:
     sandbox: dict[str, Any] = {}
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
     exchange = link.open(call)
@@ -102,11 +123,14 @@ def _follow(link: Link, call: Call, arguments: Arguments, argv: list[str], waiti
             write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
         elif isinstance(value, Event):
             sandbox = value.data.get("sandbox") or sandbox
+            if published is not None and sandbox:
+                published.open(sandbox["id"])
+                published = None
             if waiting is not None:
                 waiting.cancel()
         elif isinstance(value, Started):
             if _has_input():
-                feed_stdin(Link(link.home, path=link.path), sandbox["id"], str(call.command_id))
+                feed_stdin(beside(link), sandbox["id"], str(call.command_id))
         elif isinstance(value, dict):
             if arguments.keep:
                 _tell_kept(str(sandbox.get("name")))
