@@ -90,6 +90,20 @@ def test_expiry_to_the_second(keys: Keys, clock: Clock) -> None:
     assert keys.get("ci").expired(clock.now)
 
 
+def test_clock_skew_revives_no_revoked_key_and_kills_no_good_one(keys: Keys, clock: Clock) -> None:
+    """The machine's clock is set back behind the making of a key, and far ahead, and right again."""
+    good, ended = keys.create("good", ttl_days=30), keys.create("ended", ttl_days=30)
+    keys.revoke("ended")
+    for step in (-86400.0 * 400, 86400.0 * 401, -86400.0):
+        clock.now += step
+        assert keys.authenticate(good.secret).name == "good"
+        with pytest.raises(Unauthenticated):
+            keys.authenticate(ended.secret)
+    clock.now += 86400.0 * 31
+    with pytest.raises(Unauthenticated):
+        keys.authenticate(good.secret)
+
+
 def test_revocation_counts_at_once_in_every_process_and_after_restart(keys: Keys, tmp_path: Path, clock: Clock) -> None:
     made = keys.create("ci")
     other = Keys(tmp_path / "atoll.db", clock=clock)

@@ -109,6 +109,14 @@ def test_server_certificate_is_renewed_below_30_days(authority: Authority, days:
     assert later.ca_pem == authority.ca_pem
 
 
+def test_clock_skew_of_minutes_is_forgiven(authority: Authority) -> None:
+    """Everything that is issued counts from a little earlier on, for a client whose clock is behind the gateway's."""
+    leaf = authority.issue(request(new_key()), "ci", "id")
+    behind = authority.clock() - dt.timedelta(minutes=4)
+    for pem in (leaf.cert_pem, leaf.ca_pem, authority.server_cert_file.read_text()):
+        assert x509.load_pem_x509_certificate(pem.encode()).not_valid_before_utc <= behind
+
+
 def test_missing_name_and_foreign_or_broken_files_are_replaced(authority: Authority, tmp_path: Path) -> None:
     named = Authority(authority.directory, advertised="gateway.example")
     assert named.ensure()
