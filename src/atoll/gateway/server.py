@@ -7,13 +7,11 @@ import socket
 from pathlib import Path
 from typing import Any, cast
 
-from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from atoll import errors, model
+from atoll import errors
 from atoll.core.access import peer, peer_pid
-from atoll.gateway.exchange import wire
-from atoll.gateway.heads import BoundedHeads
+from atoll.gateway.heads import BoundedHeads, settings
 
 KEEP_ALIVE = 300
 BACKLOG = 1024
@@ -59,12 +57,7 @@ class PeerProtocol(BoundedHeads):
                 **{"principal": peer(self._socket), "pid": peer_pid(self._socket), "joint": joint},
             }
         except errors.PermissionDenied as error:
-            body = model.encode({"error": wire(error)})
-            transport.write(
-                b"HTTP/1.1 403 Forbidden\r\nconnection: close\r\ncontent-type: application/json\r\n"
-                b"content-length: %d\r\n\r\n%b" % (len(body), body)
-            )
-            transport.close()
+            self.refuse(b"403 Forbidden", error)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """A caller may close its sending side and still wait for the answer; only a full close is a goodbye."""
@@ -89,37 +82,21 @@ class PeerProtocol(BoundedHeads):
             return True
         return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
-    def send_400_response(self, msg: str) -> None:
-        body = model.encode({"error": wire(errors.InvalidArgument("this is not HTTP/1.1"))})
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        self.transport.close()
-
 
 class Listener:
     """The Unix socket and the connections on it."""
 
     def __init__(self, app: Any, path: Path) -> None:
         self._path = path
-        self._config = Config(
+        self._config = settings(
             app,
-            http=PeerProtocol,
+            PeerProtocol,
+            KEEP_ALIVE,
             ws="websockets-sansio",
             ws_max_size=4 * 1024 * 1024,
             ws_per_message_deflate=False,
             ws_ping_interval=None,  # the kernel tells when a Unix socket's peer is gone; a busy one must not count as gone
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            proxy_headers=False,
-            log_config=None,
-            timeout_keep_alive=KEEP_ALIVE,
-            server_header=False,
-            date_header=False,
         )
-        self._config.load()
         self.state = ServerState()
         self._server: asyncio.Server | None = None
 

@@ -9,12 +9,11 @@ import socket
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from atoll import errors
 from atoll.core.credentials import loopback_owner
-from atoll.gateway.heads import BoundedHeads
+from atoll.gateway.heads import BoundedHeads, settings
 
 KEEP_ALIVE = 75
 MAX_CONNECTIONS = 1024
@@ -46,19 +45,7 @@ class Door:
     """A TCP listener for an app."""
 
     def __init__(self, app: Any) -> None:
-        self._config = Config(
-            app,
-            http=_OwnedProtocol,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            access_log=False,
-            log_config=None,
-            timeout_keep_alive=KEEP_ALIVE,
-            server_header=False,
-            date_header=False,
-        )
-        self._config.load()
+        self._config = settings(app, _OwnedProtocol, KEEP_ALIVE, ws="none")
         self._state = ServerState()
         self._server: asyncio.Server | None = None
 
