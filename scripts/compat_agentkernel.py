@@ -83,12 +83,13 @@ This page is made by `scripts/compat_agentkernel.py` from the names of the tests
 - `permissive` and `native` over HTTP need `serve --allow-host-access`; there are no mounts over HTTP.
 - Without a key only processes of the server's own user are served, known by the owner of their socket.
 - Writable mounts keep hooks, editor and agent settings read-only.
+- `run --publish` and `[network] ports` of a file that is named listen on 127.0.0.1, TCP only, while the run lasts.
 - Templates, recordings and state live below `ATOLL_HOME`.
 
 ## Not here
 
-Dockerfile builds (`--build`, `[build]`), volumes, published ports on `run`, `--source`, `--sudo`. They are not offered, and
-refused where a client sends them.
+Dockerfile builds (`--build`, `[build]`), volumes, `--source`, `--sudo`, ports of named sandboxes (`atoll sandbox expose` gives them a
+URL) and over HTTP and MCP. They are not offered, and refused where a client sends them or a named file asks for them.
 
 | id | promise | tests |
 |---|---|---|

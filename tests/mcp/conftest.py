@@ -3,6 +3,7 @@
 import json
 import queue
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +22,27 @@ AS = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(m
 class Wire:
     """A client that speaks raw JSON-RPC lines, well-formed or not."""
 
-    def __init__(self, lab: Lab, *words: str, name: str = "atoll", cwd: str | None = None, **env: str) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        *words: str,
+        name: str = "atoll",
+        argv: list[str] | None = None,
+        cwd: str | None = None,
+        **env: str,
+    ) -> None:
+        own = {**lab.env, "ATOLL_RUNTIME": "container", **env}
+        command = argv or [sys.executable, "-c", AS.format(name=f"/usr/bin/{name}"), *words]
+        program = shutil.which(command[0], path=own["PATH"])
+        assert program is not None
         self.process = subprocess.Popen(
-            [sys.executable, "-c", AS.format(name=f"/usr/bin/{name}"), *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
-            env={**lab.env, "ATOLL_RUNTIME": "container", **env},
-        )  # fmt: skip
+            [program, *command[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=own,
+        )
         self.notes: list[dict[str, Any]] = []
         self._lines: queue.Queue[bytes] = queue.Queue()
         self._answers: dict[Any, Any] = {}

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,22 @@ open('b', 'wb').write(bytes(range(256)))
     assert (image["type"], image["mimeType"], base64.b64decode(image["data"])) == ("image", "image/png", PNG)
     blob = k8e.call("sandbox_read_file", session_id=session, path="/workspace/b")["content"][0]["resource"]
     assert base64.b64decode(blob["blob"]) == bytes(range(256)) and blob["uri"] == "file:///workspace/b"
+
+
+def test_ak_K20_a_cut_never_splits_a_character(k8e: Any, agentkernel: Any, helpers: Any) -> None:
+    """Whatever the bytes around it: characters of four, three and two bytes, at every offset, and bytes that are no text."""
+    for shift, character in ((0, "\U0001f600"), (1, "\U0001f600"), (2, "\U0001f600"), (3, "漢"), (1, "é")):
+        code = f"import sys; sys.stdout.write('x' * {shift} + {character!r} * 9000)"
+        for found in (
+            helpers.text(agentkernel.call("sandbox_run", command=["python3", "-c", code])),
+            k8e.call("sandbox_run", code=code, language="python")["structuredContent"]["stdout"],
+        ):
+            head, marker, tail = found.partition("\n... [")
+            omitted, _, tail = tail.partition(" bytes omitted] ...\n")
+            assert marker and head.strip("x") + tail == character * (len(head.strip("x")) + len(tail)), found[:100]
+            assert len((head + tail).encode()) + int(omitted) == shift + 9000 * len(character.encode())
+    odd = k8e.call("sandbox_run", code="import os; os.write(1, b'\\xf0\\x9f' * 20000)", language="python")
+    assert odd["isError"] is False and "bytes omitted" in odd["structuredContent"]["stdout"]
 
 
 def test_long_output_is_cut_in_the_middle(k8e: Any) -> None:
@@ -234,6 +251,73 @@ def test_ak_P20_nine_tools(agentkernel: Any, connect: Callable[..., Any]) -> Non
     for wire in (agentkernel, connect("mcp-server"), connect("mcp", "server", name="agentkernel")):
         assert wire.ask("initialize", {})["result"]["serverInfo"]["name"] == "agentkernel"
     assert agentkernel.ask("ping")["result"] == {} and agentkernel.ask("shutdown")["result"] == {}
+
+
+def test_ak_P23_the_documented_entry_is_enough(lab: Lab, tmp_path: Path, helpers: Any) -> None:
+    """Start what `.mcp.json` says, found on PATH and by nothing else; ids made of these names suit permission lists."""
+    entry = json.loads('{"mcpServers": {"agentkernel": {"command": "agentkernel", "args": ["mcp", "server"]}}}')
+    ((server, start),) = entry["mcpServers"].items()
+    program = tmp_path / "bin" / "agentkernel"
+    program.parent.mkdir()
+    source = Path(__file__).parents[2].joinpath("scripts/atoll").read_text()
+    program.write_text(f"#!{sys.executable}\n" + source.partition("\n")[2])  # as an installer writes it
+    program.chmod(0o755)
+    wire = helpers.Wire(
+        lab, argv=[start["command"], *start["args"]], PATH=f"{program.parent}:{os.environ['PATH']}", cwd=str(tmp_path)
+    )
+    try:
+        about = wire.ask("initialize", {"protocolVersion": "2024-11-05", "clientInfo": {"name": "x", "version": "1"}})
+        assert about["result"]["serverInfo"]["name"] == server
+        names = {f"mcp__{server}__{tool['name']}" for tool in wire.ask("tools/list")["result"]["tools"]}
+        assert names == {f"mcp__agentkernel__{name}" for name in AGENTKERNEL}
+        assert all(re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) for name in names)
+        assert helpers.text(wire.call("sandbox_run", command=["echo", "hi"])) == "hi\n"
+    finally:
+        wire.kill()
+
+
+def test_ak_P24_reading_changes_nothing_and_no_tool_alters_the_host(
+    lab: Lab, connect: Callable[..., Any], tmp_path: Path, helpers: Any
+) -> None:
+    project = tmp_path / "project"
+    (project / ".git").mkdir(parents=True)
+    (project / "keep.txt").write_text("mine")
+    mark = f"atoll-p24-{os.urandom(6).hex()}"
+    wire = connect("mcp", "server", cwd=str(project))
+    wire.ask("initialize", {"clientInfo": {"name": "claude-code", "version": "1"}})  # the mode that shows the project
+    places = [f"/workspace/{mark}", f"/tmp/{mark}", f"/etc/{mark}", f"/root/{mark}", f"{project}/{mark}"]
+    spoil = (
+        "; ".join(f"mkdir -p $(dirname {place}); echo x > {place}" for place in places) + "; rm -rf /workspace/*; true"
+    )
+    for more in ({}, {"compatibility_mode": "claude"}, {"compatibility_mode": "codex"}, {"profile": "restrictive"}):
+        wire.call("sandbox_run", command=["sh", "-c", spoil], **more)
+    wire.call("sandbox_create", name="p24")
+    try:
+        for place in places:
+            wire.call("sandbox_file_write", name="p24", path=place, content="x")
+        wire.call("sandbox_exec", name="p24", command=["sh", "-c", spoil])
+        before = (
+            lab.ask("GET", "/v1/sandboxes")[1],
+            wire.call("sandbox_exec", name="p24", command=["ls", "-lR", "/tmp"]),
+        )
+        readers = [t["name"] for t in wire.ask("tools/list")["result"]["tools"] if t["annotations"]["readOnlyHint"]]
+        assert readers == ["sandbox_list", "sandbox_file_read"]
+        for _ in range(3):
+            wire.call("sandbox_list")
+            assert helpers.text(wire.call("sandbox_file_read", name="p24", path=f"/tmp/{mark}")) == "x\n"
+        after = lab.ask("GET", "/v1/sandboxes")[1], wire.call("sandbox_exec", name="p24", command=["ls", "-lR", "/tmp"])
+        assert [still(one) for one in before[0]["sandboxes"]] == [still(one) for one in after[0]["sandboxes"]]
+        assert before[1]["structuredContent"]["stdout"] == after[1]["structuredContent"]["stdout"]
+    finally:
+        wire.call("sandbox_remove", name="p24")
+    assert sorted(path.name for path in project.rglob("*")) == [".git", "keep.txt"]
+    assert (project / "keep.txt").read_text() == "mine"
+    assert not [place for place in places if Path(place).exists()]
+
+
+def still(sandbox: dict[str, Any]) -> dict[str, Any]:
+    """A sandbox without what time alone changes."""
+    return {key: value for key, value in sandbox.items() if key not in ("last_active", "background_runs", "expires_at")}
 
 
 def test_ak_P21_every_argument_of_sandbox_run_counts(agentkernel: Any, helpers: Any) -> None:
