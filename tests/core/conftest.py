@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -10,22 +9,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from daemon_lab import Box, DaemonProcess
-from plain_backend import PlainBackend, PlainImages
+from daemon_lab import Box, DaemonProcess, running_daemon
+from plain_backend import plain_core
 
-from atoll.config import Config
 from atoll.core import Core
 from atoll.core.access import Principal, local
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +31,8 @@ def box(daemon: DaemonProcess) -> Box:
 @pytest.fixture
 def own_daemon() -> Iterator[DaemonProcess]:
     """A daemon that a test may kill."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 @pytest.fixture
@@ -53,11 +43,5 @@ def who() -> Principal:
 @pytest.fixture
 async def plain() -> AsyncIterator[Core]:
     """A core whose sandboxes are plain processes."""
-    with tempfile.TemporaryDirectory(prefix="atl-", dir="/tmp") as directory:
-        home = Path(directory)
-        core = Core(home, PlainBackend(home / "boxes"), PlainImages(), Config())
-        await core.start()
+    async with plain_core() as core:
         yield core
-        for row in core.store.living():
-            await core.sandboxes.end(row["id"], "destroyed", "", "test")
-        await core.close()

@@ -11,8 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PATIENCE = 60.0  # the machine may be slow and busy; nothing here measures time
 SOURCE = Path(__file__).parents[2] / "src"
@@ -144,6 +147,17 @@ class DaemonProcess:
                     yield head[0], payload
         finally:
             connection.close()
+
+
+@contextmanager
+def running_daemon() -> Iterator[DaemonProcess]:
+    """A daemon for one `with`, of which nothing is left afterwards."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    made = DaemonProcess()
+    made.start()
+    yield made
+    made.close()
 
 
 class Box:

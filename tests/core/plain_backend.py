@@ -10,12 +10,17 @@ import os
 import secrets
 import signal
 import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from atoll import errors
 from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatus, Usage
 from atoll.backends.local import binaries
+from atoll.config import Config
+from atoll.core import Core
 from atoll.core.images import Chosen
 
 AGENT = binaries.guest()
@@ -144,6 +149,19 @@ class PlainBackend:
         if runtime not in ("auto", "container"):
             raise errors.Unsupported(f"no runtime {runtime!r} here")
         return "container"
+
+
+@asynccontextmanager
+async def plain_core() -> AsyncIterator[Core]:
+    """A core whose sandboxes are plain processes, with a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="atl-", dir="/tmp") as directory:
+        home = Path(directory)
+        core = Core(home, PlainBackend(home / "boxes"), PlainImages(), Config())
+        await core.start()
+        yield core
+        for row in core.store.living():
+            await core.sandboxes.end(row["id"], "destroyed", "", "test")
+        await core.close()
 
 
 def _descendants(pid: int) -> list[int]:

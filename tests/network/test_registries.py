@@ -1,12 +1,11 @@
 """What people do first: install a package from the real registries, through the broker, with nothing configured."""
 
-import os
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
-from network_lab import DaemonProcess
+from daemon_lab import DaemonProcess, running_daemon
 
 from atoll.egress import default_hosts
 
@@ -21,12 +20,8 @@ def reachable(host: str) -> bool:
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 SHORT = {"limits": {"memory_mb": 1024, "disk_mb": 512}}

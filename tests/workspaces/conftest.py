@@ -1,6 +1,5 @@
 """Fixtures: a real daemon, and `atoll` as people call it."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,29 +9,21 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 
-from daemon_lab import Box, DaemonProcess
+from daemon_lab import Box, DaemonProcess, running_daemon
 from workspace_lab import Atoll
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 @pytest.fixture
 def own_daemon() -> Iterator[DaemonProcess]:
     """A daemon that a test may kill."""
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A core on plain processes and its principals: what is decided here does not depend on how a sandbox is isolated."""
 
 import sys
-import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -9,19 +8,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
 
-from plain_backend import PlainBackend, PlainImages
+from plain_backend import plain_core
 
-from atoll.config import Config
 from atoll.core import Core
 
 
 @pytest.fixture
 async def core() -> AsyncIterator[Core]:
-    with tempfile.TemporaryDirectory(prefix="atl-", dir="/tmp") as directory:
-        home = Path(directory)
-        made = Core(home, PlainBackend(home / "boxes"), PlainImages(), Config())
-        await made.start()
+    async with plain_core() as made:
         yield made
-        for row in made.store.living():
-            await made.sandboxes.end(row["id"], "destroyed", "", "test")
-        await made.close()

@@ -1,6 +1,5 @@
 """A real daemon with real sandboxes for the tests of snapshots."""
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,17 +8,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
 
-from daemon_lab import Box, DaemonProcess
+from daemon_lab import Box, DaemonProcess, running_daemon
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[DaemonProcess]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    made = DaemonProcess()
-    made.start()
-    yield made
-    made.close()
+    with running_daemon() as made:
+        yield made
 
 
 @pytest.fixture
