@@ -78,7 +78,9 @@ def measure(plans: list[Plan], rounds: int, *, quick: bool = False) -> results.R
         say("interrupted; what was begun is cleaned away\n")
         if not rows:
             raise SystemExit(130) from None
-    return results.Results(at=results.now(), seconds=time.monotonic() - start, machine=results.machine(load), rows=rows)
+    return results.Results(
+        at=results.now(), seconds=time.monotonic() - start, quick=quick, machine=results.machine(load), rows=rows
+    )
 
 
 def one(lab: Lab, plan: Plan) -> results.Row:

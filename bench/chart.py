@@ -6,7 +6,7 @@ from html import escape
 from bench.report import amount, ratio, summary
 from bench.results import Figure, Results, Row
 
-WIDTH, LEFT, RIGHT = 980, 250, 190
+WIDTH, LEFT, RIGHT = 1000, 220, 290
 BAR, GAP = 15, 4
 SPAN = WIDTH - LEFT - RIGHT
 STYLE = (
@@ -46,7 +46,7 @@ def _panel(row: Row, y: int) -> tuple[list[str], int]:
     shown = [(f, f.p50) for f in row.figures if f.p50 is not None and f.p50 > 0]
     better = "higher is better" if row.unit in ("MB/s", "per s") else "lower is better"
     parts = [
-        f'<text class="t" x="16" y="{y}">{escape(row.title)}<tspan class="s" dx="8">{row.unit}, {better}</tspan></text>'
+        f'<text class="t" x="16" y="{y}">{escape(row.title.replace("`", ""))}<tspan class="s" dx="8">{row.unit}, {better}</tspan></text>'
     ]
     y += 8
     low, high = min(value for _, value in shown), max(value for _, value in shown)
@@ -68,8 +68,8 @@ def _bar(figure: Figure, value: float, unit: str, width: float, y: int) -> list[
     label = amount(value, unit) + (f"  ({ratio(figure)})" if figure.ratio is not None else "")
     mark = ""
     if figure.met is not None:
-        colour, word = (MET, "met") if figure.met else (MISSED, "missed")
-        mark = f'<tspan dx="6" fill="{colour}">{word}</tspan>'
+        colour, word = (MET, "met") if figure.met else (MISSED, "MISSED")
+        mark = f'<tspan dx="6" fill="{colour}">{escape(figure.goal)}: {word}</tspan>'
     weight = ' font-weight="bold"' if ours else ""
     return [
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end"{weight}>{escape(figure.name)}</text>',

@@ -12,6 +12,7 @@ from bench.lab import Lab
 from bench.measure import Contender
 
 CLIENTS = 64
+SECONDS = 60.0
 
 
 def exec_true(lab: Lab) -> list[Contender]:
@@ -44,13 +45,13 @@ def _client(lab: Lab, endpoint: str) -> SandboxClient:
     return SandboxClient(endpoint)
 
 
-def crowd(lab: Lab, seconds: float, figure: str) -> list[Contender]:
+def crowd(lab: Lab, figure: str) -> list[Contender]:
     """Clients with a channel each, eight sessions between them, each call waiting for its answer."""
     figures: dict[str, float] = lab.once("grpc crowd", dict)
 
     def both() -> float:
         if not figures:
-            figures.update(asyncio.run(_load(lab, seconds)))
+            figures.update(asyncio.run(_load(lab, 5.0 if lab.quick else SECONDS)))
         return float(figures[figure])
 
     return [Contender("atoll", both)]

@@ -1,12 +1,17 @@
-"""What sandboxes cost that do nothing: memory of one, and of a thousand at once; and the list of a thousand stopped ones."""
+"""What sandboxes cost that do nothing: memory and CPU of one, of a thousand at once; and the list of a thousand stopped ones."""
 
+import subprocess
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from atoll import Sandbox
-from bench import processes
+from atoll.errors import AtollError, NotFound
+from bench import peers, processes
 from bench.lab import Lab
 from bench.measure import Contender
 
@@ -14,13 +19,13 @@ FEW = 10
 WATCH = 10.0  # seconds over which idle CPU is counted
 SETTLE = 5.0
 WORKERS = 8
+LONGEST = 150.0  # seconds to make a crowd
 
 
 @dataclass(frozen=True)
 class Crowd:
     """Figures of many idle sandboxes at once."""
 
-    count: int
     seconds: float  # to make them all
     cpu_percent: float  # of one core, for all processes of atoll together
     daemon_mb: float  # that the daemon grew by, for each
@@ -58,48 +63,58 @@ def _cost(ident: str) -> float:
 
 def density(lab: Lab, runtime: str, figure: str) -> list[Contender]:
     """One figure of the crowd; the crowd is made once and its figures are kept."""
+    return [Contender("atoll", lambda: getattr(_crowd(lab, runtime), figure))]
+
+
+def _crowd(lab: Lab, runtime: str) -> Crowd:
+    """Made once. When that fails all its figures fail, with the same words."""
+    found = lab.once(f"crowd {runtime}", lambda: _measure(lab, runtime))
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+def _names(lab: Lab, runtime: str) -> list[str]:
     count = {"container": 1000, "gvisor": 200}[runtime] // (20 if lab.quick else 1)
-    return [Contender("atoll", lambda: getattr(_crowd(lab, runtime, count), figure))]
+    return [f"crowd-{runtime}-{number}" for number in range(count)]
 
 
-def _crowd(lab: Lab, runtime: str, count: int) -> Crowd:
-    return lab.once(f"crowd {runtime}", lambda: _measure(lab, runtime, count))
+def _measure(lab: Lab, runtime: str) -> Crowd | str:
+    """Make them, let them rest, look. Those of gVisor go at once, those of containers are stopped by a later row."""
+    names, daemon = _names(lab, runtime), int(lab.health()["pid"])
+    before, start = processes.resident(daemon), time.perf_counter()
+    until = start + LONGEST
+    made: list[str] = []
 
+    def create(name: str) -> None:
+        if time.perf_counter() < until:
+            box = Sandbox.create(home=lab.home, runtime=runtime, network=False, name=name)
+            made.append(box.id)
+            box.close()
 
-def _measure(lab: Lab, runtime: str, count: int) -> Crowd:
-    daemon = int(lab.health()["pid"])
-    before = processes.resident(daemon)
-    start = time.perf_counter()
-    names = [f"crowd-{runtime}-{number}" for number in range(count)]
     try:
         with ThreadPoolExecutor(WORKERS) as pool:
-            idents = list(pool.map(partial(_create, lab, runtime), names))
+            list(pool.map(create, names))
         seconds = time.perf_counter() - start
-        time.sleep(SETTLE)
-        each = (processes.resident(daemon) - before) / count
-        everyone = processes.tree(daemon)
-        used = processes.cpu_seconds(everyone)
-        time.sleep(WATCH)
-        percent = (processes.cpu_seconds(everyone) - used) / WATCH * 100
-        sample = idents[:: max(1, count // 50)]
-        cost = sum(_cost(ident) for ident in sample) / len(sample)
-        return Crowd(count, seconds, percent, each, cost)
+        if len(made) < len(names):
+            return f"{len(made)} of {len(names)} were there after {LONGEST:.0f} s"
+        each = (processes.resident(daemon) - before) / len(made)
+        percent = _percent(processes.tree, daemon)
+        sample = made[:: max(1, len(made) // 50)]
+        return Crowd(seconds, percent, each, sum(_cost(ident) for ident in sample) / len(sample))
+    except AtollError as error:
+        return f"{len(made)} were there, then {type(error).__name__}: {error}"
     finally:
         if runtime != "container":
             _each(lab, "destroy", names)
 
 
-def _create(lab: Lab, runtime: str, name: str) -> str:
-    box = Sandbox.create(home=lab.home, runtime=runtime, network=False, name=name)
-    box.close()
-    return box.id
-
-
 def _each(lab: Lab, verb: str, names: list[str]) -> None:
     def one(name: str) -> None:
-        box = Sandbox.connect(name, home=lab.home)
-        getattr(box, verb)()
-        box.close()
+        with suppress(NotFound):
+            box = Sandbox.connect(name, home=lab.home)
+            getattr(box, verb)()
+            box.close()
 
     with ThreadPoolExecutor(WORKERS) as pool:
         list(pool.map(one, names))
@@ -107,14 +122,41 @@ def _each(lab: Lab, verb: str, names: list[str]) -> None:
 
 def stopped(lab: Lab) -> list[Contender]:
     """The crowd of containers, stopped, and listed."""
-    count = 1000 // (20 if lab.quick else 1)
-    _crowd(lab, "container", count)
-    names = [f"crowd-container-{number}" for number in range(count)]
+    names = _names(lab, "container")
     lab.row.callback(_each, lab, "destroy", names)
+    _crowd(lab, "container")
     _each(lab, "stop", names)
 
     def listed() -> None:
         found = Sandbox.list(state="stopped", home=lab.home)
-        assert len(found) == count, len(found)
+        assert len(found) == len(names), len(found)
 
     return [Contender("atoll", listed)]
+
+
+def gvisor_cpu(lab: Lab) -> list[Contender]:
+    """gVisor's kernel wakes up by itself: what a bare one costs that only sleeps, and one of ours."""
+    peer = peers.one(lab, "runsc run")
+    command, box = peer.command, lab.live("gvisor")
+
+    def bare() -> float:
+        assert command is not None
+        argv = command(["/bin/sleep", str(SETTLE + WATCH + 5)])
+        with subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as engine:
+            return _percent(processes.tree, engine.pid)
+
+    return [
+        Contender("runsc run sleep", None if command is None else bare, why=peer.why),
+        Contender("atoll", lambda: _percent(processes.pids_of, box.id)),
+    ]
+
+
+def _percent(find: Callable[[Any], set[int]], what: int | str) -> float:
+    """CPU of one core that these processes use while nobody asks anything of them."""
+    time.sleep(SETTLE)
+    pids = find(what)
+    before = processes.cpu_seconds(pids)
+    time.sleep(WATCH)
+    return (processes.cpu_seconds(pids) - before) / WATCH * 100

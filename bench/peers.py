@@ -138,7 +138,12 @@ def _sandbox_runtime(lab: Lab) -> Peer:
     place.mkdir()
     run([find("npm"), "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(place), SANDBOX_RUNTIME])
     srt = str(place / "node_modules" / ".bin" / "srt")
-    return Peer("sandbox-runtime", lambda argv: [srt, "-c", shlex.join(argv)], env={**os.environ, "HOME": str(place)}, cwd=str(place))
+    return Peer(
+        "sandbox-runtime",
+        lambda argv: [srt, "-c", shlex.join(argv)],
+        env={**os.environ, "HOME": str(place)},
+        cwd=str(place),
+    )
 
 
 MAKERS: dict[str, Callable[[Lab], Peer]] = {

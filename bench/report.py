@@ -38,7 +38,8 @@ def table(results: Results) -> str:
             lines.append(
                 f"    {figure.name:36} {p50:>13} {p99:>13} {ratio(figure):>7}  {verdict(figure)}{failed}".rstrip()
             )
-    return "\n".join([*lines, "", summary(results)])
+    rough = ["A quick run: rough figures, and crowds of a twentieth."] if results.quick else []
+    return "\n".join([*lines, "", *rough, summary(results)])
 
 
 def summary(results: Results) -> str:
@@ -53,6 +54,8 @@ def markdown(results: Results) -> str:
     facts = "; ".join(f"{name} {value}" for name, value in results.machine.items())
     minutes = results.seconds / 60
     lines = [f"Run of {results.at}, {minutes:.0f} minutes. {facts}.", "", f"{summary(results)}.", ""]
+    if results.quick:
+        lines.insert(1, "A quick run: the figures are rough.")
     lines += ["| | p50 | p99 | ratio | goal |", "|---|---|---|---|---|"]
     for row in results.rows:
         lines.append(f"| **{row.title}** | | | | |")

@@ -37,6 +37,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 class Results(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     seconds: float
+    quick: bool = False
     machine: dict[str, str]
     rows: list[Row]
 
