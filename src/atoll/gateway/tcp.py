@@ -13,7 +13,8 @@ from uvicorn.server import ServerState
 
 from atoll import errors
 from atoll.core.credentials import loopback_owner
-from atoll.gateway.heads import BoundedHeads, settings
+from atoll.gateway.heads import settings
+from atoll.gateway.pace import BoundedPace
 
 KEEP_ALIVE = 75
 MAX_CONNECTIONS = 1024
@@ -28,7 +29,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _OwnedProtocol(BoundedHeads):
+class _OwnedProtocol(BoundedPace):
     """uvicorn's protocol, which asks for the owner of its peer while the connection is fresh."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

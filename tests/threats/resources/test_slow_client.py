@@ -11,8 +11,9 @@ import pytest
 from sandbox_lab import PATIENCE, Lab
 
 from atoll import Sandbox
-from atoll.gateway import heads
+from atoll.gateway import heads, pace
 from atoll.gateway.server import Listener
+from atoll.gateway.tcp import Door
 
 
 def test_slow_requests_delay_nobody(lab: Lab, sandbox: Sandbox) -> None:
@@ -74,3 +75,51 @@ async def test_a_head_that_does_not_come_is_cut(monkeypatch: pytest.MonkeyPatch)
                 assert b"served" in await whole.read()
         finally:
             await listener.close(1)
+
+
+async def test_bodies_that_trickle_and_answers_nobody_takes_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real TCP door with short clocks: a dripping upload and a reader without progress end, honest callers do not."""
+    monkeypatch.setattr(pace, "BODY_SECONDS", 3.0)
+    monkeypatch.setattr(pace, "STALL_SECONDS", 3.0)
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        size = 0
+        while (message := await receive()).get("more_body"):
+            size += len(message["body"])
+        if message["type"] == "http.disconnect":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] != "/flood":
+            await asyncio.sleep(4)  # longer than the clocks: an answer may take its time
+            await send({"type": "http.response.body", "body": b"got %d" % (size + len(message["body"]))})
+            return
+        watching = asyncio.create_task(receive())
+        while not watching.done():
+            await send({"type": "http.response.body", "body": bytes(65536), "more_body": True})
+            await asyncio.sleep(0)
+        ended.set()
+
+    async def connect(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(request)
+        return reader, writer
+
+    door = Door(app)
+    port = await door.open("127.0.0.1", 0)
+    head = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: 10000\r\nConnection: close\r\n\r\n"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            dripping, _ = await connect(head % b"/" + b"{")
+            stalled, stays = await connect(b"GET /flood HTTP/1.1\r\nHost: x\r\n\r\n")
+            honest, sends = await connect(head % b"/")
+            for _ in range(4):
+                await asyncio.sleep(0.3)
+                sends.write(bytes(2500))
+            assert b"got 10000" in await honest.read()
+            assert (await dripping.read()).startswith(b"HTTP/1.1 408")
+            await ended.wait()
+            stays.close()
+            assert stalled is not None
+    finally:
+        await door.close()
