@@ -6,7 +6,7 @@ BIN := src/atoll/_bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
 
-.PHONY: help setup bytecode hello test test-long lint fmt bench binaries system system-test clean lock proto sdk
+.PHONY: help setup bytecode hello test test-long lint fmt bench binaries system system-test system-bench clean lock proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -22,6 +22,10 @@ system:
 
 system-test:
 	@scripts/install-system.sh test
+
+# What of this cannot be installed is a peer that is not run, not an error.
+system-bench:
+	@scripts/install-system.sh bench || true
 
 .venv/.done: pyproject.toml requirements.lock
 	@echo "setting up .venv" >&2
@@ -62,7 +66,7 @@ test: setup system-test ## every test: Rust, Python, TypeScript
 test-long: setup system-test ## the same tests with the full counts
 	@ATOLL_TEST_LONG=1 scripts/test.sh
 
-bench: setup system-test ## timings beside bare-host figures of the same run
+bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about ten minutes
 	@$(PY) -m bench
 
 lock: ## write requirements.lock anew

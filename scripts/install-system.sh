@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Install the system packages atoll needs, when this user may; otherwise print the one line to run.
-# Usage: install-system.sh [run|test]: what running needs, or what the tests need on top of it.
+# Usage: install-system.sh [run|test|bench]: what running needs, or what the tests, or the peers of the benchmark, need on top of it.
 set -euo pipefail
 
 what=${1:-run}
@@ -9,13 +9,18 @@ declare -A run_commands=(
   [node]=nodejs [git]=git [curl]=curl [cc]=gcc [make]=make
 )
 declare -A test_commands=([docker-registry]=docker-registry [bwrap]=bubblewrap [npm]=npm [ip]=iproute2 [setpriv]=util-linux)
+declare -A bench_commands=([podman]=podman [socat]=socat [rg]=ripgrep [firejail]=firejail [systemd-nspawn]=systemd-container)
 
 export PATH="$PATH:/usr/sbin:/sbin"
 missing=()
 want() { command -v "$1" >/dev/null 2>&1 || missing+=("$2"); }
 for c in "${!run_commands[@]}"; do want "$c" "${run_commands[$c]}"; done
-if [ "$what" = test ]; then
+if [ "$what" = test ] || [ "$what" = bench ]; then
   for c in "${!test_commands[@]}"; do want "$c" "${test_commands[$c]}"; done
+fi
+if [ "$what" = bench ]; then
+  for c in "${!bench_commands[@]}"; do want "$c" "${bench_commands[$c]}"; done
+  /usr/bin/python3 -c 'import numpy' >/dev/null 2>&1 || missing+=(python3-numpy)
 fi
 /usr/bin/python3 -c 'import ensurepip, venv' >/dev/null 2>&1 || missing+=(python3-venv)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || [ -e /etc/pki/tls/certs/ca-bundle.crt ] || missing+=(ca-certificates)
