@@ -11,7 +11,7 @@ import select
 from ..errors import AtollError, DaemonUnreachable, Internal, OutcomeUnknown, Timeout, Unavailable, from_wire
 from .codec import loads
 from .http import ERROR, EVENT, RESULT, STDERR, STDOUT, FrameParser, ProtocolError
-from .results import Event, ExecResult, Output, Started
+from .results import Event, Output, Started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,10 +113,6 @@ def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Eve
         inner = wire["started"] if isinstance(wire["started"], dict) else wire
         return Started(str(inner.get("command_id") or call.command_id or ""), inner.get("pid"))
     return Event(wire)
-
-
-def result_value(wire: dict[str, Any]) -> ExecResult:
-    return ExecResult(wire)
 
 
 class Answered:

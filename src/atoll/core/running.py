@@ -15,7 +15,6 @@ from atoll.guest import Exit, Process
 from atoll.model import Chunk, CommandInfo, ExecResult, shown
 
 SETTLE = 15.0
-STATUS = ("completed", "timed_out", "cancelled", "failed")
 
 
 class Running:

@@ -282,10 +282,6 @@ class Connection(asyncio.BufferedProtocol):
         self.write(frames)
         return stream
 
-    @property
-    def open_streams(self) -> int:
-        return len(self._streams)
-
     def close(self, why: str = "closed") -> None:
         if not self.closed.done():
             self.why = why

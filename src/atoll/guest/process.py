@@ -65,16 +65,14 @@ def _whole(fields: dict[str, Any], key: str, most: int = 2**63 - 1) -> int | Non
 class Process:
     """One process with this reader. `cancel()` kills it when this started it, and only lets go when it was attached."""
 
-    def __init__(self, client: GuestClient, process_id: str, stream: Stream, *, owns: bool) -> None:
+    def __init__(self, client: GuestClient, process_id: str, stream: Stream) -> None:
         self._client = client
         self.id = process_id
         self._stream = stream
         stream.tells_eof = False  # its end is told by the result
-        self._owns = owns
         self.pid: int | None = None
         self.offsets = {wire.STDOUT: 0, wire.STDERR: 0}
         self.missed = {wire.STDOUT: 0, wire.STDERR: 0}
-        self.exited = False  # the main process is gone; output may still come
         self.exit: Exit | None = None
         self._boot = client.agent.get("boot")
         self._nth = client.started
@@ -93,7 +91,7 @@ class Process:
         fields = {"ring": PROCESS_WINDOW, **request}
         client.started += 1
         stream = await client.open("exec", CHANNELS, PROCESS_WINDOW, id=process_id, **fields)
-        process = Process(client, process_id, stream, owns=True)
+        process = Process(client, process_id, stream)
         process._has_stdin = request.get("stdin") is True or request.get("pty") is not None
         try:
             if sent is not None:
@@ -112,7 +110,7 @@ class Process:
         stream = await client.open(
             "attach", CHANNELS, PROCESS_WINDOW, id=process_id, out=out, err=err, stdin=stdin or None
         )
-        process = Process(client, process_id, stream, owns=False)
+        process = Process(client, process_id, stream)
         process.offsets = {wire.STDOUT: max(out, 0), wire.STDERR: max(err, 0)}
         process._has_stdin = stdin
         try:
@@ -168,9 +166,7 @@ class Process:
             return None
 
     def _told(self, event: dict[str, Any]) -> None:
-        if "exited" in event:
-            self.exited = True
-        elif isinstance(gap := event.get("gap"), dict) and (channel := _whole(gap, "ch", 2)) in self.offsets:
+        if isinstance(gap := event.get("gap"), dict) and (channel := _whole(gap, "ch", 2)) in self.offsets:
             assert channel is not None
             end = _whole(gap, "to") or 0
             self.missed[channel] += max(0, end - self.offsets[channel])

@@ -71,10 +71,6 @@ class Reference:
         """What to ask the registry for: the digest wherever there is one, because a tag can move."""
         return self.digest or self.tag or DEFAULT_TAG
 
-    def pinned(self, digest: str) -> "Reference":
-        """The same repository at exactly this content."""
-        return Reference(self.registry, self.repository, None, digest)
-
     def __str__(self) -> str:
         tag = f":{self.tag}" if self.tag else ""
         digest = f"@{self.digest}" if self.digest else ""

@@ -44,13 +44,6 @@ class IdRanges:
             return True
         return _owner(name) == owner
 
-    def assign(self, base: int, old: str, new: str) -> None:
-        """Hand a range that was taken ahead of time to the sandbox it is now for."""
-        name = self._name(base)
-        beside = name.with_name(f"{name.name}.{new}")
-        os.symlink(f"{self._mark}/{new}", beside)
-        os.rename(beside, name)
-
     def release(self, box: str, base: int | None = None) -> None:
         """Give back what the sandbox holds; without the base all of them are looked through."""
         names: Iterable[Path] = [self._name(base)] if base is not None else self._all()
@@ -78,9 +71,6 @@ class OwnIds:
 
     def hold(self, base: int, box: str) -> bool:
         return base == 0
-
-    def assign(self, base: int, old: str, new: str) -> None:
-        pass
 
     def release(self, box: str, base: int | None = None) -> None:
         pass
