@@ -18,7 +18,7 @@ pub struct Boot {
     pub hostname: Option<String>,
     pub deadline_ms: Option<u64>,
     pub rlimits: Vec<(u32, u64, u64)>,
-    pub refuse: Vec<(u32, u16)>,
+    pub filter: Option<Vec<libc::sock_filter>>,
     pub max_streams: usize,
     pub max_procs: usize,
 }
@@ -63,10 +63,9 @@ impl Boot {
             };
             boot.rlimits.push((resource, soft, hard));
         }
-        for (name, error) in root.get("refuse").and_then(|v| v.as_object()).into_iter().flatten() {
-            let number = filter::number_of(name).ok_or_else(|| format!("boot message: cannot refuse `{name}`"))?;
-            let error = error.as_u64().filter(|e| (1..4096).contains(e)).and_then(|e| u16::try_from(e).ok());
-            boot.refuse.push((number, error.ok_or_else(|| format!("boot message: no error for `{name}`"))?));
+        if let Some(program) = root.get("filter").filter(|v| !v.is_null()) {
+            let program = program.as_str().and_then(filter::parse);
+            boot.filter = Some(program.ok_or("boot message: `filter` is no program")?);
         }
         Ok(boot)
     }
@@ -140,7 +139,10 @@ pub fn apply(boot: &Boot) -> Result<(), String> {
     if let Some(name) = &boot.hostname {
         set_hostname(name);
     }
-    filter::refuse(&boot.refuse).map_err(|e| format!("refusing system calls: {e}"))
+    match &boot.filter {
+        Some(program) => filter::install(program.clone()).map_err(|e| format!("filter of system calls: {e}")),
+        None => Ok(()),
+    }
 }
 
 /// Best effort: not every runtime lets the agent do it.

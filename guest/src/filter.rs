@@ -1,40 +1,33 @@
-//! Calls that are to fail with a given error, for the agent and everything it starts.
-//!
-//! Where the kernel below answers a call in a way that programs stumble over, and the runtime's own filter cannot name the error
-//! they would take well, the host says so in the boot message and this filter gives the answer.
+//! The sandbox's filter of system calls, where the runtime below does not install it: a program of the host's making, for the agent
+//! and everything it starts.
 
 use std::io;
 
-const LOAD: u16 = 0x20; // BPF_LD | BPF_W | BPF_ABS
-const JUMP_IF_EQUAL: u16 = 0x15; // BPF_JMP | BPF_JEQ | BPF_K
-const RETURN: u16 = 0x06; // BPF_RET | BPF_K
-const NUMBER_AT: u32 = 0; // of struct seccomp_data
-const ARCH_AT: u32 = 4;
-const ALLOW: u32 = 0x7fff_0000;
-const ERRNO: u32 = 0x0005_0000;
 const MODE_FILTER: libc::c_uint = 1;
-#[cfg(target_arch = "x86_64")]
-const ARCH: u32 = 0xc000_003e;
-#[cfg(target_arch = "aarch64")]
-const ARCH: u32 = 0xc000_00b7;
+const STEP_BYTES: usize = 8;
+/// The kernel takes no more.
+const MOST_STEPS: usize = 4096;
 
-/// Only what a host has reason to name.
-pub fn number_of(name: &str) -> Option<u32> {
-    let number = match name {
-        "clone3" => libc::SYS_clone3,
-        "lgetxattr" => libc::SYS_lgetxattr,
-        "llistxattr" => libc::SYS_llistxattr,
-        _ => return None,
+/// A program from hexadecimal digits: `struct sock_filter`s as they lie in memory.
+pub fn parse(text: &str) -> Option<Vec<libc::sock_filter>> {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
+    let mut raw = Vec::with_capacity(text.len() / 2);
+    for pair in text.as_bytes().chunks(2) {
+        let [high, low] = pair else { return None };
+        raw.push(digit(high)? << 4 | digit(low)?);
+    }
+    if raw.is_empty() || raw.len() % STEP_BYTES != 0 || raw.len() / STEP_BYTES > MOST_STEPS {
+        return None;
+    }
+    let step = |s: &[u8]| {
+        let [a, b, jt, jf, c, d, e, f] = *s else { return None };
+        Some(libc::sock_filter { code: u16::from_ne_bytes([a, b]), jt, jf, k: u32::from_ne_bytes([c, d, e, f]) })
     };
-    u32::try_from(number).ok()
+    raw.chunks(STEP_BYTES).map(step).collect()
 }
 
-/// From now on each of these calls fails with its error. Needs `no_new_privs`, which every sandbox has.
-pub fn refuse(calls: &[(u32, u16)]) -> io::Result<()> {
-    if calls.is_empty() {
-        return Ok(());
-    }
-    let mut program = program(calls);
+/// From now on every call of this process and its children passes the program. Needs `no_new_privs`, which every sandbox has.
+pub fn install(mut program: Vec<libc::sock_filter>) -> io::Result<()> {
     let head = libc::sock_fprog { len: u16::try_from(program.len()).unwrap_or(u16::MAX), filter: program.as_mut_ptr() };
     let done = unsafe { libc::syscall(libc::SYS_seccomp, MODE_FILTER, 0, &raw const head) };
     if done < 0 {
@@ -43,33 +36,34 @@ pub fn refuse(calls: &[(u32, u16)]) -> io::Result<()> {
     Ok(())
 }
 
-fn program(calls: &[(u32, u16)]) -> Vec<libc::sock_filter> {
-    let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut steps = vec![
-        step(LOAD, 0, 0, ARCH_AT),
-        step(JUMP_IF_EQUAL, 1, 0, ARCH),
-        step(RETURN, 0, 0, ALLOW), // another architecture is for the runtime's own filter to judge
-        step(LOAD, 0, 0, NUMBER_AT),
-    ];
-    for (number, error) in calls {
-        steps.push(step(JUMP_IF_EQUAL, 0, 1, *number));
-        steps.push(step(RETURN, 0, 0, ERRNO | u32::from(*error)));
-    }
-    steps.push(step(RETURN, 0, 0, ALLOW));
-    steps
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Load the number; if it is lgetxattr's fail with EOPNOTSUPP, else allow.
+    fn refusing_one_call() -> String {
+        let steps: [(u16, u8, u8, u32); 4] = [
+            (0x20, 0, 0, 0),
+            (0x15, 0, 1, u32::try_from(libc::SYS_lgetxattr).unwrap_or_default()),
+            (0x06, 0, 0, 0x0005_0000 | libc::EOPNOTSUPP as u32),
+            (0x06, 0, 0, 0x7fff_0000),
+        ];
+        let bytes = steps.iter().flat_map(|(code, jt, jf, k)| {
+            let [a, b] = code.to_ne_bytes();
+            let [c, d, e, f] = k.to_ne_bytes();
+            [a, b, *jt, *jf, c, d, e, f]
+        });
+        bytes.map(|b| format!("{b:02x}")).collect()
+    }
+
     #[test]
     fn a_refused_call_fails_with_its_error_and_others_do_not() {
+        let program = parse(&refusing_one_call());
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let Some(number) = number_of("lgetxattr") else { unsafe { libc::_exit(10) } };
+            let Some(program) = program else { unsafe { libc::_exit(10) } };
             unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-            if refuse(&[(number, libc::EOPNOTSUPP as u16)]).is_err() {
+            if install(program).is_err() {
                 unsafe { libc::_exit(11) };
             }
             let done = unsafe { libc::lgetxattr(c"/".as_ptr(), c"user.x".as_ptr(), std::ptr::null_mut(), 0) };
@@ -84,7 +78,11 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_has_no_number() {
-        assert_eq!(number_of("read"), None);
+    fn what_is_no_program_is_not_taken() {
+        for text in ["", "0", "0g", "00", "zz00000000000000", "060000000000ff7", "06000000 0000ff7f"] {
+            assert!(parse(text).is_none(), "{text:?}");
+        }
+        assert!(parse(&"06000000".repeat(2 * 4096)).is_some_and(|p| p.len() == 4096));
+        assert!(parse(&"06000000".repeat(2 * 4097)).is_none());
     }
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle, children, seccomp
+from atoll.backends.local import binaries, bundle, children, filters
 from atoll.backends.local.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.door import SOCKET, Door
@@ -204,7 +204,6 @@ class Assembly:
             root=f"{stage}/root",
             hostname=spec.hostname,
             shared=shared,
-            filter=spec.seccomp,
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,
         )
@@ -252,7 +251,7 @@ class Assembly:
             "listen_fd": None if self._engine.inside else HANDED_FD,
             "dial": f"{DIAL_TARGET}/{SOCKET}" if self._engine.inside else None,
             "rlimits": rlimits,
-            "refuse": seccomp.REFUSED_INSIDE if self._engine.inside else {},
+            "filter": filters.program(spec.seccomp).hex() if self._engine.inside else None,
         }
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
         os.write(fd, json.dumps(message).encode())

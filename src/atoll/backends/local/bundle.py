@@ -110,11 +110,12 @@ def configuration(
 
 
 def inside_configuration(
-    *, root: str, hostname: str, shared: Iterable[tuple[str, bool]], filter: str = "default",
+    *, root: str, hostname: str, shared: Iterable[tuple[str, bool]],
     no_capabilities: bool = False, read_only_root: bool = False,
 ) -> str:  # fmt: skip
-    """config.json of gVisor, which is in the namespaces already. `shared` are the places, each with whether it is read-only,
-    that others may change too: it has to look again each time and must not keep what it has read."""
+    """config.json of gVisor, which is in the namespaces already; its filter of system calls is in the agent's boot message.
+    `shared` are the places, each with whether it is read-only, that others may change too: gVisor has to look again each time
+    and must not keep what it has read."""
     binds = [
         {
             "destination": target,
@@ -125,10 +126,7 @@ def inside_configuration(
         for target, read_only in shared
     ]
     mounts = [*(mount for mount in _MOUNTS if mount["type"] != "mqueue"), *([_TMP] if read_only_root else []), *binds]
-    linux = {
-        "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")],
-        "seccomp": seccomp.profile(filter, gvisor=True),
-    }
+    linux = {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]}
     return _document(root, hostname, no_capabilities, mounts, linux).decode()
 
 

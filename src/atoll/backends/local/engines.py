@@ -51,7 +51,7 @@ class Engine:
         return [
             *(self.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
             # Writes land on the sandbox's limited disk, not in memory.
-            *(f"--network={network}", "--host-uds=open", "--overlay2=none", "--oci-seccomp"),
+            *(f"--network={network}", "--host-uds=open", "--overlay2=none"),
             *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", box),
         ]
 

@@ -72,21 +72,26 @@ move_pages process_madvise process_mrelease sched_setattr sched_setparam sched_s
 _WITHOUT = {"default": "", "moderate": "", "ai-agent": _PEEKING, "restrictive": _PEEKING + _RARE}
 
 
-# gVisor makes EPERM of whatever error a profile names, so these are allowed there and refused by the agent's own filter:
-# clone3 as everywhere, and attributes of a symbolic link, to which it says EBADF and on which `ls -l` then fails.
-REFUSED_INSIDE = {"clone3": errno.ENOSYS, "lgetxattr": errno.EOPNOTSUPP, "llistxattr": errno.EOPNOTSUPP}
+# Inside gVisor also attributes of a symbolic link: it says EBADF to them, and `ls -l` fails on that.
+ABSENT = {"clone3": errno.ENOSYS}
+ABSENT_INSIDE = {**ABSENT, "lgetxattr": errno.EOPNOTSUPP, "llistxattr": errno.EOPNOTSUPP}
+
+
+def allowed(name: str) -> set[str]:
+    """The calls that a filter lets through whatever their arguments are."""
+    if name not in _WITHOUT:
+        raise Unsupported(f"no seccomp filter is called {name!r:.60}")
+    every = set((_FILES + _MEMORY + _PROCESSES + _WAITING + _TALKING).split())
+    return every - set(_WITHOUT[name].split())
 
 
 @cache
-def profile(name: str = "default", *, gvisor: bool = False) -> dict[str, Any]:
+def profile(name: str = "default") -> dict[str, Any]:
     """As `linux.seccomp` of an OCI configuration."""
-    if name not in _WITHOUT:
-        raise Unsupported(f"no seccomp filter is called {name!r:.60}")
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise Unsupported(f"no seccomp profile for {machine}")
-    every = set((_FILES + _MEMORY + _PROCESSES + _WAITING + _TALKING).split())
-    plain = sorted(every - set(_WITHOUT[name].split()) | ({"clone3"} if gvisor else set()))
+    plain = sorted(allowed(name))
     absent = {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
@@ -94,7 +99,7 @@ def profile(name: str = "default", *, gvisor: bool = False) -> dict[str, Any]:
         "architectures": [_ARCHITECTURES[machine]],
         "syscalls": [
             {"names": plain, "action": "SCMP_ACT_ALLOW"},
-            *([] if gvisor else [absent]),
+            absent,
             # Allowing what is known rather than refusing what is not: the kernel looks at the low half of a register only, so
             # a comparison that refuses could be passed by with a high bit.
             _when("clone", [_argument(0, NAMESPACE_FLAGS, "SCMP_CMP_MASKED_EQ", 0)]),
