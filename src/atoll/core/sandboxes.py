@@ -109,7 +109,11 @@ class Sandboxes(Lifecycle):
             if live.state != "paused":
                 _needs(live, "running")
                 self.set_state(live, "paused")
-                await self.tasks.whole(live.box.freeze())
+                try:
+                    await self.tasks.whole(live.box.freeze())
+                except errors.Unsupported:
+                    self.set_state(live, "running")
+                    raise
                 self.history.record(live.id, live.owner, "paused", by=who.owner)
         return await self.get(who, live.id)
 
