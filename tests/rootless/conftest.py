@@ -1,4 +1,4 @@
-"""A real ordinary user, made for these tests and removed after them, with and without subordinate ids."""
+"""The code where an ordinary user can read it, and that user, with and without subordinate ids."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from rootless_lab import SOURCE, User, manage, until
+from rootless_lab import SOURCE, User, ordinary_user
 
 
 @pytest.fixture(scope="session")
@@ -36,21 +36,5 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module", params=["many ids", "one id"])
 def user(request: pytest.FixtureRequest, code: tuple[str, str]) -> Iterator[User]:
-    if os.geteuid() != 0 or not all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("useradd", "newuidmap")):
-        pytest.skip("needs root to make a user, and newuidmap")
-    with tempfile.TemporaryDirectory(prefix="atr-", dir="/tmp") as directory:
-        os.chmod(directory, 0o755)
-        name = f"atl{os.urandom(4).hex()}"
-        manage("/usr/sbin/useradd", "--home-dir", f"{directory}/h", "--create-home", "--shell", "/bin/sh", name)
-        try:
-            home = Path(directory) / "h"
-            if request.param == "one id":
-                manage("/usr/sbin/usermod", "--del-subuids", "1-4294967294", "--del-subgids", "1-4294967294", name)
-            made = User(name, home.stat().st_uid, home, *code)
-            yield made
-            made.atoll("daemon", "stop", "--force")
-            until(lambda: not made.processes(), "nothing of the user runs")
-        finally:
-            for process in made.processes():
-                subprocess.run(["kill", "-9", process.split()[0]], capture_output=True)
-            manage("/usr/sbin/userdel", name)
+    with ordinary_user(code, many_ids=request.param == "many ids") as made:
+        yield made

@@ -1,21 +1,27 @@
-"""What the rootless tests share: an ordinary user who runs `atoll`."""
+"""What the rootless tests share: an ordinary user, made for a test and removed after it, who runs `atoll` or pytest."""
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import atoll
 
 PATIENCE = float(os.environ.get("ATOLL_TEST_PATIENCE", "120"))
 SOURCE = Path(atoll.__file__).resolve().parents[1]
+CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
 
 class User:
-    """Runs `atoll` as an ordinary user with a home of its own."""
+    """Runs things as an ordinary user with a home of its own."""
 
     def __init__(self, name: str, uid: int, home: Path, python: str, path: str) -> None:
         self.name, self.uid, self.home, self.python = name, uid, home, python
@@ -26,15 +32,19 @@ class User:
             "ATOLL_HOME": str(home / "a"),
         }
 
-    def command(self, *words: str) -> list[str]:
-        return ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", *words]
+    def run(
+        self, *words: str, env: dict[str, str] | None = None, cwd: Path | None = None, group: str | None = None,
+        timeout: float = PATIENCE * 2,
+    ) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+        """`group`: name of the control groups to start it in, in every hierarchy that has them."""
+        argv = ["setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups", *words]
+        return subprocess.run(
+            argv, env={**self.env, **(env or {})}, cwd=cwd or self.home, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=timeout, preexec_fn=(lambda: _enter(group)) if group else None,
+        )  # fmt: skip
 
     def atoll(self, *words: str, group: str | None = None) -> "subprocess.CompletedProcess[str]":
-        """`group`: name of the control groups to start it in, in every hierarchy that has them."""
-        done = subprocess.run(
-            self.command(self.python, "-m", "atoll", *words), env=self.env, cwd=self.home, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=PATIENCE * 2, preexec_fn=(lambda: _enter(group)) if group else None,
-        )  # fmt: skip
+        done = self.run(self.python, "-m", "atoll", *words, group=group)
         assert "Traceback" not in done.stderr, done.stderr
         return done
 
@@ -67,9 +77,71 @@ class User:
         return found
 
 
+@contextmanager
+def ordinary_user(code: tuple[str, str], *, many_ids: bool) -> Iterator[User]:
+    """With subordinate ids, as useradd gives them, or without."""
+    if os.geteuid() != 0 or not all(shutil.which(name, path="/usr/sbin:/usr/bin") for name in ("useradd", "newuidmap")):
+        pytest.skip("needs root to make a user, and newuidmap")
+    with tempfile.TemporaryDirectory(prefix="atr-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        name = f"atl{os.urandom(4).hex()}"
+        manage("/usr/sbin/useradd", "--home-dir", f"{directory}/h", "--create-home", "--shell", "/bin/sh", name)
+        home = Path(directory) / "h"
+        made = User(name, home.stat().st_uid, home, *code)
+        try:
+            if not many_ids:
+                manage("/usr/sbin/usermod", "--del-subuids", "1-4294967294", "--del-subgids", "1-4294967294", name)
+            yield made
+            made.atoll("daemon", "stop", "--force")
+            until(lambda: not made.processes(), "nothing of the user runs")
+        finally:
+            for process in made.processes():
+                subprocess.run(["kill", "-9", process.split()[0]], capture_output=True)
+            manage("/usr/sbin/userdel", name)
+
+
+@contextmanager
+def delegated(user: User) -> Iterator[str]:
+    """Control groups of the user's own, as a login manager would give them; their name. In v2, where a group that has
+    controllers to give may have no processes, those are in a session below."""
+    name, made = f"atoll-test-{user.name}", []
+    for mount in sorted(Path("/sys/fs/cgroup").iterdir()):
+        if mount.name in CONTROLLERS and (mount / "tasks").exists():
+            made.append(mount / name)
+        elif mount.name == "unified":
+            made += [mount / name, mount / name / "session"]
+    if not made:
+        pytest.skip("only where v1 control groups are, alone or beside v2")
+    try:
+        for directory in made:
+            directory.mkdir()
+            for path in [directory, *directory.iterdir()]:
+                os.chown(path, user.uid, user.uid)
+        yield name
+    finally:
+        user.atoll("daemon", "stop", "--force")
+        until(lambda: not user.processes(), "nothing of the user runs")
+        for directory in reversed(made):
+            for root, _, _ in os.walk(directory, topdown=False):
+                until(lambda root=root: _removed(root), f"{root} is gone")
+
+
+def _removed(directory: str) -> bool:
+    try:
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def _enter(group: str) -> None:
-    for file in Path("/sys/fs/cgroup").glob(f"*/{group}/cgroup.procs"):
-        file.write_text(str(os.getpid()))
+    for mount in Path("/sys/fs/cgroup").iterdir():
+        for place in (mount / group / "session", mount / group):
+            if place.is_dir():
+                (place / "cgroup.procs").write_text(str(os.getpid()))
+                break
 
 
 def until(condition: Callable[[], Any], what: str) -> None:

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootless_lab import User, until
+from rootless_lab import User, delegated, until
 
 # A test process that has become a subreaper would keep the dead daemons of these users: they run in one of their own.
 pytestmark = pytest.mark.serial
@@ -96,6 +97,33 @@ def test_the_users_own_files_stay_out_of_reach(user: User) -> None:
     assert "hidden" not in result["stdout"], result
 
 
+def test_another_user_sees_nothing(user: User) -> None:
+    """Neither the socket nor a file of the state directory is for somebody else."""
+    made = user.json("sandbox", "create", "--runtime", "container")
+    home, session = user.home / "a", made["session_id"]
+    try:
+        user.home.chmod(0o755)  # only atoll's own walls are left
+        places = [
+            home,
+            home / "boxes",
+            home / "atoll.db",
+            home / "daemon.sock",
+            home / "transcripts",
+            home / "daemon.log",
+        ]
+        places += [p for top in ("run", "boxes") for p in (home / top).iterdir()]
+        assert len(places) >= 8 and all(place.exists() for place in places)
+        for place in places:
+            look = ["ls"] if place.is_dir() else ["test", "-w" if place.is_socket() else "-r"]
+            done = subprocess.run(
+                ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *look, str(place)], capture_output=True
+            )
+            assert done.returncode != 0, place
+    finally:
+        user.home.chmod(0o700)
+        user.json("sandbox", "destroy", session)
+
+
 def test_nothing_is_left_after_the_daemon(user: User) -> None:
     """A forced stop ends every process of the user, and nothing of a sandbox stays in the home."""
     user.json("sandbox", "create", "--runtime", "container")
@@ -107,34 +135,8 @@ def test_nothing_is_left_after_the_daemon(user: User) -> None:
 
 @pytest.fixture
 def group(user: User) -> Iterator[str]:
-    """Control groups of the user's own, as a login manager would delegate them: v1 here, one per controller."""
-    top = Path("/sys/fs/cgroup")
-    made = []
-    for controller in ("memory", "pids", "cpu", "cpuacct"):
-        if (top / controller / "tasks").exists():
-            directory = top / controller / f"atoll-test-{user.name}"
-            directory.mkdir(exist_ok=True)
-            for path in [directory, *directory.iterdir()]:
-                os.chown(path, user.uid, user.uid)
-            made.append(directory)
-    if not made:
-        pytest.skip("only where v1 control groups are")
-    yield made[0].name
-    user.atoll("daemon", "stop", "--force")
-    until(lambda: not user.processes(), "nothing of the user runs")
-    for directory in made:
-        for root, _, _ in os.walk(directory, topdown=False):
-            until(lambda root=root: _removed(root), f"{root} is gone")
-
-
-def _removed(directory: str) -> bool:
-    try:
-        os.rmdir(directory)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True
+    with delegated(user) as name:
+        yield name
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle, children, filters
+from atoll.backends.local import binaries, bundle, children, disks, filters
 from atoll.backends.local.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.door import SOCKET, Door
@@ -123,6 +123,8 @@ class Assembly:
             if not path.exists():
                 raise Internal("the disk of this sandbox is gone")
             return
+        if self._disk_in_memory:
+            disks.check_memory(self._spec.limits.disk_mb)
         path.parent.mkdir(mode=0o700)
         if self._disk_in_memory:
             return

@@ -46,7 +46,7 @@ class Hierarchies:
                 own[name.removeprefix("name=") if name.startswith("name=") else name] = path.lstrip("/")
         tops = {mount: mount / own[name] for name, mount in self.v1.items() if name in own}
         if self.unified and "" in own:
-            tops[self.unified] = self.unified / own[""]
+            tops[self.unified] = _with_room(self.unified, self.unified / own[""])
         tops = {mount: top for mount, top in tops.items() if top != mount and _is_ours(top)}
         unified = self.unified if self.unified in tops else None
         return Hierarchies(unified, {name: mount for name, mount in self.v1.items() if mount in tops}, tops)
@@ -246,7 +246,8 @@ class Group:
         unified = self._unified()
         if unified is None or not (unified / "cgroup.freeze").exists():
             raise Unsupported(
-                "this host cannot freeze a sandbox", hint="it needs cgroup v2 mounted, beside v1 is enough"
+                "this host cannot freeze a sandbox",
+                hint="it needs cgroup v2, beside v1 is enough; for an ordinary user delegated, see `atoll doctor`",
             )
         _write(unified / "cgroup.freeze", str(int(frozen)))
         deadline = time.monotonic() + timeout
@@ -268,8 +269,14 @@ class Group:
     # Counters
 
     def oom_kills(self) -> int | None:
-        v2 = self._hierarchies.is_v2("memory")
-        return self._counter("memory", "memory.events" if v2 else "memory.oom_control", "oom_kill")
+        """Of the groups below too: v1 counts where the process was, and an engine may have made one for it."""
+        directory = self._of("memory")
+        if directory is None:
+            return None
+        if self._hierarchies.is_v2("memory"):
+            return _counter(directory / "memory.events", "oom_kill")
+        found = [_counter(Path(root) / "memory.oom_control", "oom_kill") for root, _, _ in os.walk(directory)]
+        return sum(count or 0 for count in found) if found else None
 
     def memory(self) -> tuple[int | None, int | None]:
         """Bytes now and at most; page cache included."""
@@ -281,7 +288,8 @@ class Group:
         if "cpuacct" in self._hierarchies.v1:
             total = self._number("cpuacct", "cpuacct.usage")
             return None if total is None else total // 1000
-        return self._counter("cpu", "cpu.stat", "usage_usec")
+        directory = self._of("cpu")
+        return _counter(directory / "cpu.stat", "usage_usec") if directory else None
 
     def count(self) -> int | None:
         return self._number("pids", "pids.current")
@@ -290,13 +298,6 @@ class Group:
         directory = self._of(controller)
         text = _read(directory / name).strip() if directory else ""
         return int(text) if text.isdigit() else None
-
-    def _counter(self, controller: str, name: str, key: str) -> int | None:
-        directory = self._of(controller)
-        for line in (_read(directory / name) if directory else "").splitlines():
-            if line.startswith(f"{key} "):
-                return int(line.split()[1])
-        return None
 
     # Directories
 
@@ -320,8 +321,21 @@ def _is_ours(directory: Path) -> bool:
     return os.access(directory, os.W_OK) and os.access(directory / "cgroup.procs", os.W_OK)
 
 
+def _with_room(mount: Path, own: Path) -> Path:
+    """In v2 a group that gives controllers on may have no process itself. A login session's has: the nearest one above it
+    that was given to us too and has none, as below a user's service manager. Else our own, from which we step aside."""
+    for group in (own, *own.parents):
+        if group == mount or not _is_ours(group):
+            break
+        if not _read(group / "cgroup.procs").split():
+            return group
+    return own
+
+
 def _step_aside(top: Path) -> None:
-    """In v2 a group that gives controllers on may have no process itself: the daemon moves into one of its own."""
+    """If we are in that very group, move into one of our own below it."""
+    if str(os.getpid()) not in _read(top / "cgroup.procs").split():
+        return
     with suppress(OSError):
         (top / "atoll-daemon").mkdir(exist_ok=True)
         _write(top / "atoll-daemon" / "cgroup.procs", "0")
@@ -359,6 +373,13 @@ def _read(path: Path) -> str:
         ):  # ENODEV: the group is being removed; EOPNOTSUPP: a threaded group has no process list
             return ""
         raise
+
+
+def _counter(path: Path, key: str) -> int | None:
+    for line in _read(path).splitlines():
+        if line.startswith(f"{key} "):
+            return int(line.split()[1])
+    return None
 
 
 def _write(path: Path, value: str) -> None:

@@ -27,8 +27,7 @@ class Disks:
 
     async def create(self, path: Path, size_mb: int) -> None:
         """A fresh, empty disk at `path`."""
-        if not MIN_MB <= size_mb <= MAX_MB:
-            raise InvalidArgument(f"a disk has {MIN_MB} to {MAX_MB} MB, not {size_mb}")
+        check_size(size_mb)
         self.check_free(size_mb)
         template = await self._template(size_mb)
         try:
@@ -72,6 +71,23 @@ class Disks:
             os.rename(half, path)
         finally:
             half.unlink(missing_ok=True)
+
+
+def check_size(size_mb: int) -> None:
+    if not MIN_MB <= size_mb <= MAX_MB:
+        raise InvalidArgument(f"a disk has {MIN_MB} to {MAX_MB} MB, not {size_mb}")
+
+
+def check_memory(size_mb: int, meminfo: str = "/proc/meminfo") -> None:
+    """For a disk in memory, which is no limit if there is less memory than that."""
+    check_size(size_mb)
+    with open(meminfo, encoding="ascii") as file:
+        free = next((int(line.split()[1]) >> 10 for line in file if line.startswith("MemAvailable:")), 0)
+    if free < size_mb:
+        raise DiskFull(
+            f"{free} MB of memory are free, and an ordinary user's disk of {size_mb} MB is in memory",
+            hint="ask for a smaller --disk, or for none: files are then in a directory without a limit",
+        )
 
 
 def _blank(path: Path, size_mb: int) -> None:

@@ -1,0 +1,121 @@
+"""The behaviour and threat tests once more, by an ordinary user: pytest, the SDK, the command line and the daemon are all theirs.
+
+Once with subordinate ids and control groups of the user's own, where every limit holds; once with neither, where what cannot be
+held is said. What an ordinary user's sandboxes do differently is in SECURITY.md; a test that cannot run for one is named here.
+"""
+
+import os
+import shutil
+import xml.etree.ElementTree as xml
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rootless_lab import PATIENCE, User, delegated, ordinary_user
+
+# A test process that has become a subreaper would keep the dead daemons of these users.
+pytestmark = pytest.mark.serial
+
+TESTS = Path(__file__).parents[1]
+SUITES = ["behaviour", "threats/escape", "threats/files", "threats/resources", "threats/lifecycle"]
+FOR_ROOT = {  # those who become another user for it, or have the daemon's parts in their own process
+    "test_k8e_D15_another_user_sees_nothing": "tests/rootless/test_ordinary_user.py has it",
+    **dict.fromkeys(
+        (
+            "test_planted_files_have_no_effect",
+            "test_such_an_image_does_not_start",
+            "test_links_go_only_when_no_process_is_left",
+        ),
+        "below, in a namespace",
+    ),
+}
+IN_A_NAMESPACE = [
+    "threats/escape/test_config_injection.py::test_planted_files_have_no_effect",
+    "threats/escape/test_image_dev_symlink.py",
+    "threats/lifecycle/test_teardown_order.py",
+]
+
+
+@pytest.fixture(scope="module")
+def tests(code: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The tests where an ordinary user can read them."""
+    place = Path(f"/var/tmp/atoll-tests-{os.getpid()}-{os.urandom(4).hex()}")
+    try:
+        shutil.copytree(TESTS, place / "tests", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copy(TESTS.parent / "pyproject.toml", place)
+        place.chmod(0o755)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def outcome(
+    user: User, tests: Path, suites: list[str], group: str | None, within: tuple[str, ...] = ()
+) -> dict[str, tuple[str, str]]:
+    """How each test of the suite went for that user: passed, skipped, failed, and why."""
+    report = user.home / "report.xml"
+    report.unlink(missing_ok=True)
+    place = user.home / "t"
+    place.mkdir(exist_ok=True)
+    os.chown(place, user.uid, user.uid)
+    passed_on = {k: v for k, v in os.environ.items() if k in ("ATOLL_TEST_PATIENCE", "ATOLL_TEST_LONG")}
+    done = user.run(
+        *(*within, user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *(f"tests/{suite}" for suite in suites)),
+        *("--ignore=tests/behaviour/test_security_page.py", f"--junitxml={report}"),
+        env={
+            "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1", "ATOLL_TEST_RUNTIMES": "container", **passed_on,
+            **({"ATOLL_TEST_DELEGATED": group} if group else {}),
+        },
+        cwd=tests, group=group, timeout=20 * PATIENCE,
+    )  # fmt: skip
+    assert report.exists(), done.stdout[-3000:] + done.stderr[-3000:]
+    found = {}
+    for case in xml.parse(report).getroot().iter("testcase"):
+        kind, why = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error", "skipped"):
+                kind = "skipped" if child.tag == "skipped" else "failed"
+                why = str(child.get("message", "")) if kind == "skipped" else str(child.text)[-3000:]
+        found[f"{case.get('classname')}::{case.get('name')}"] = (kind, why)
+    return found
+
+
+def judge(found: dict[str, tuple[str, str]]) -> None:
+    failed = {name: why for name, (kind, why) in found.items() if kind == "failed"}
+    assert not failed, "\n\n".join(f"{name}\n{why}" for name, why in failed.items())
+    skipped = {
+        name.rpartition("::")[2].partition("[")[0]: why for name, (kind, why) in found.items() if kind == "skipped"
+    }
+    assert set(skipped) <= set(FOR_ROOT), skipped
+    assert [kind for kind, _ in found.values()].count("passed") >= 5
+
+
+@pytest.fixture(scope="module")
+def well_off(code: tuple[str, str]) -> Iterator[tuple[User, str]]:
+    with ordinary_user(code, many_ids=True) as user, delegated(user) as group:
+        yield user, group
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_with_ids_and_groups(well_off: tuple[User, str], tests: Path, suite: str) -> None:
+    """Everything holds as it does for root."""
+    judge(outcome(well_off[0], tests, [suite], well_off[1]))
+
+
+def test_with_the_backend_in_the_test(well_off: tuple[User, str], tests: Path) -> None:
+    """Those that need the daemon's parts at hand, as root of a namespace like the daemon's."""
+    within = ("unshare", "--user", "--mount", "--map-root-user", "--map-auto")
+    found = outcome(well_off[0], tests, IN_A_NAMESPACE, well_off[1], within)
+    judge(found)
+    assert all(kind == "passed" for kind, _ in found.values()), found
+
+
+@pytest.fixture(scope="module")
+def bare(code: tuple[str, str]) -> Iterator[User]:
+    with ordinary_user(code, many_ids=False) as user:
+        yield user
+
+
+def test_with_nothing_given(bare: User, tests: Path) -> None:
+    """One id, no control groups: sandboxes behave the same, and pausing, which needs a group, is refused with a reason."""
+    judge(outcome(bare, tests, ["behaviour"], None))
