@@ -281,7 +281,10 @@ def test_iii_cli_calls_functions(fn: FunctionLab, box: str) -> None:
     assert done.returncode == 0 and json.loads(done.stdout)["sandboxes"]
     done = fn.cli("fn", "sandbox::exec", "{")
     assert done.returncode == 1 and json.loads(done.stdout)["code"] == "S001"
-    assert fn.cli("fn", "sandbox::nothing").returncode != 0
+    for name in ("sandbox::nope", "nope", "../v1/health", "sandbox::fs::é", "a b?c#d"):
+        done = fn.cli("fn", name)
+        told = json.loads(done.stdout)
+        assert done.returncode == 1 and told["code"] == "S001" and "sandbox::run" in told["fix_note"], done
 
 
 def test_iii_a_caller_that_goes_away_takes_its_run_along(fn: FunctionLab) -> None:

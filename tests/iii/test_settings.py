@@ -1,9 +1,14 @@
 """The operator's settings in force: limits, caps, allow-lists, images that are not here, isolation that cannot be had."""
 
+import http.server
 import json
 import os
+import resource
+import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from function_lab import Envelope, FunctionLab, until
@@ -144,3 +149,57 @@ def test_iii_D17_a_hungry_sandbox_is_bounded(own_fn: FunctionLab) -> None:
         assert refused.code in ("S200", "S300")
     assert own_fn.sh(other, "echo fine; head -c 1000000 /dev/zero > /root/f")["exit_code"] == 0
     own_fn("sandbox::stop", sandbox_id=hungry, wait=True)
+
+
+def test_iii_guests_may_open_as_many_files_as_the_contract_says(own_fn: FunctionLab) -> None:
+    """65536, or what the daemon itself may have where that is less."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    most = 65_536 if hard == resource.RLIM_INFINITY else min(65_536, hard)
+    sandbox = own_fn.create()["sandbox_id"]
+    assert own_fn.sh(sandbox, "ulimit -n")["stdout"].strip() == str(most)
+
+
+def test_iii_insecure_registries_are_those_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speak plain HTTP to a registry that is not on loopback only when the variable names it, and then really do."""
+    probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        probe.connect(("192.0.2.1", 9))  # sends nothing; it chooses this machine's own address
+        address = probe.getsockname()[0]
+        server = http.server.ThreadingHTTPServer((address, 0), Registry)
+    except OSError:
+        pytest.skip("this machine has no address of its own")
+    finally:
+        probe.close()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    place = f"{address}:{server.server_port}"
+    images = {"house": f"{place}/team/app:1"}
+    try:
+        for allowed, asked in (("", False), (f"elsewhere.example:5000, {place}", True)):
+            monkeypatch.setenv("III_INSECURE_REGISTRIES", allowed)
+            Registry.asked.clear()
+            lab = FunctionLab({"custom_images": images, "image_allowlist": ["house"]})
+            try:
+                assert lab.refused("sandbox::create", image="house").code == "S102"
+            finally:
+                lab.close()
+            assert bool(Registry.asked) is asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Registry(http.server.BaseHTTPRequestHandler):
+    """Has nothing, and remembers that it was asked in plain words."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""

@@ -6,6 +6,7 @@ import os
 import sys
 
 from ..client.calls import Call
+from ..client.http import quote
 from ..errors import InvalidArgument
 from .output import say, tell, write
 from .session import open_link
@@ -25,9 +26,9 @@ def call(arguments: Arguments) -> int:
     name = arguments.rest[0]
     text = arguments.rest[1] if len(arguments.rest) > 1 else "{}"
     body = sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
-    if not name.startswith("sandbox::") or not name.replace(":", "").isalpha() or not name.isascii():
-        raise InvalidArgument(f"there is no function {name!r}", hint="they are listed by GET /functions")
-    exchange = open_link(arguments).open(Call("POST", f"/functions/{name}", body, timeout=None))
+    exchange = open_link(arguments).open(
+        Call("POST", "/functions/" + quote(name).replace("/", "%2F"), body, timeout=None)
+    )
     status = exchange.head.status
     if status >= 400:
         return _fail(exchange.body())

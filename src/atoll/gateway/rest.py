@@ -101,6 +101,10 @@ class Rest:
             others = sorted(m for m, p in ROUTES if p == name)
             if others:
                 raise errors.Unsupported(f"{method} is not possible here", hint="possible: " + ", ".join(others))
+            if method == "POST" and parts[0] == "functions" and len(parts) == 2:
+                from atoll.gateway.functions.routes import unknown
+
+                return unknown
             raise errors.NotFound("no such route", hint="see /v1/openapi.json")
         return found.handler
 

@@ -59,7 +59,7 @@ class ImageStore:
     ) -> None:
         self.root = root
         self._credentials = credentials
-        self._insecure = frozenset(insecure_registries)
+        self.insecure = set(insecure_registries)  # registries that may be spoken to without encryption
         self._ca_file = ca_file
         self._limits = limits or Limits()
         names = Catalog.load().names() if reserved_names is None else reserved_names
@@ -79,7 +79,7 @@ class ImageStore:
         registry = Registry(
             reference,
             credentials=self._credentials,
-            insecure=self._insecure,
+            insecure=frozenset(self.insecure),
             ca_file=self._ca_file,
             limits=self._limits,
         )

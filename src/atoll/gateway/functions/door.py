@@ -10,7 +10,7 @@ import logging
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from atoll import errors
 from atoll.core import Core
 from atoll.core.access import Principal
+from atoll.core.images import StoredImages
 from atoll.gateway.functions import settings as config
 from atoll.gateway.functions.failure import Failure
 from atoll.gateway.functions.settings import Settings
@@ -198,6 +199,7 @@ class Functions:
         if name != LOCAL or core is None:
             raise errors.NotFound(f"no door {name!r:.80}: its worker has gone")
         found = self._doors[who.owner, LOCAL] = Door(core, who, LOCAL, _local_settings(self._home))
+        self.allow_plain(config.insecure_registries())  # of whoever started the daemon
         return found
 
     async def open(self, who: Principal, name: str, instance: str, settings: Settings) -> Door:
@@ -211,6 +213,20 @@ class Functions:
             if info.labels.get(INSTANCE) != instance:
                 await door.end(uuid)
         return door
+
+    def allow_plain(self, registries: Iterable[str]) -> frozenset[str]:
+        """Images may come from these without encryption; those for which that is new."""
+        core = self._core()
+        if core is None or not isinstance(core.images, StoredImages) or not registries:
+            return frozenset()
+        fresh = frozenset(registries) - core.images.store.insecure
+        core.images.store.insecure |= fresh
+        return fresh
+
+    def forbid_plain(self, registries: frozenset[str]) -> None:
+        core = self._core()
+        if registries and core is not None and isinstance(core.images, StoredImages):
+            core.images.store.insecure -= registries
 
     async def shut(self, door: Door) -> None:
         self._doors.pop((door.who.owner, door.name), None)

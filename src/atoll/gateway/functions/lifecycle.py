@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import time
 import uuid
 from contextlib import suppress
@@ -19,6 +20,7 @@ HOME = "/root"
 FOREVER_S = 10 * 365 * 86400.0
 AT_NEXT_SCAN_S = 5.0
 DISK_MB = 2048
+OPEN_FILES = 65_536
 LINGER_S, LOOK_S = 2.0, 0.05
 STOP_S = 0.8
 LANGUAGES = {"node": "js", "js": "js", "javascript": "js", "python": "py", "py": "py", "shell": "sh", "sh": "sh",
@@ -112,6 +114,8 @@ def _limits(door: Door, request: r.Create) -> dict[str, Any]:
     }
     if os.geteuid() == 0:
         found["disk_mb"] = settings.disk_mb or DISK_MB
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # of this daemon: nobody below it can have more
+    found["files"] = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
     return {key: value for key, value in found.items() if value is not None}
 
 

@@ -6,9 +6,10 @@ Imported for its entries in the table of `rest`. An error has the form it has on
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from atoll import errors, model
 from atoll.gateway import frames
@@ -25,11 +26,13 @@ DOOR = b"x-atoll-functions"
 
 
 class OpenDoor(model.Request, kw_only=True):
-    """`instance` tells a worker that comes back after a restart of the daemon from a new one of the same name."""
+    """`instance` tells a worker that comes back after a restart of the daemon from a new one of the same name.
+    `insecure_registries` may be spoken to without encryption while the door is open."""
 
     name: str
     instance: str
     settings: dict[str, Any]
+    insecure_registries: Annotated[list[Annotated[str, Meta(min_length=1, max_length=300)]], Meta(max_length=100)] = []
 
 
 def _door(rest: Rest, exchange: Exchange) -> Door:
@@ -72,6 +75,13 @@ def _add(name: str) -> None:
 
 for _name in FUNCTIONS:
     _add(_name)
+
+
+async def unknown(rest: Rest, exchange: Exchange) -> None:
+    """A name that is no function's: also this is an envelope."""
+    note = "known are " + ", ".join(FUNCTIONS)
+    failure = Failure("S001", f"there is no function {exchange.parts[1]!r:.120}", note=note)
+    await _fail(exchange, _door(rest, exchange), failure)
 
 
 @route(
@@ -135,14 +145,18 @@ async def open_door(rest: Rest, exchange: Exchange) -> None:
         settings = msgspec.convert(request.settings, Settings)
     except msgspec.ValidationError as error:
         raise errors.InvalidArgument(str(error)) from None
+    if request.insecure_registries and exchange.who.kind != "local":
+        raise errors.PermissionDenied("only a person on this machine lets images come without encryption")
     await frames.send(exchange, _serve(rest, exchange, request, settings))
 
 
 async def _serve(rest: Rest, exchange: Exchange, request: OpenDoor, settings: Settings) -> AsyncIterator[frames.Item]:
     functions = Functions.of(rest.core)
     door = await functions.open(exchange.who, request.name, request.instance, settings)
+    plain = functions.allow_plain(request.insecure_registries)
     try:
         yield {"open": json.loads(json.dumps(request.name))}
         await asyncio.Event().wait()
     finally:
+        functions.forbid_plain(plain)
         await asyncio.shield(asyncio.ensure_future(functions.shut(door)))

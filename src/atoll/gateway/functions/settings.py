@@ -1,5 +1,6 @@
 """The operator's `iii-sandbox` settings: the flat map of the contract, alone in a file or inside an engine's config.yaml."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,11 @@ NEW_BLOCK = """\
     default_cpus: 1
     default_memory_mb: 512
 """
+
+
+def insecure_registries() -> list[str]:
+    """The registries `III_INSECURE_REGISTRIES` of this process allows over plain HTTP: a comma between two."""
+    return [name for name in map(str.strip, os.environ.get("III_INSECURE_REGISTRIES", "").split(",")) if name]
 
 
 class Cap(Struct, frozen=True, kw_only=True):

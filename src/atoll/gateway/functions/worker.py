@@ -24,7 +24,7 @@ from atoll.client.calls import Call
 from atoll.client.http import FRAMES, with_query
 from atoll.gateway.functions.failure import Failure
 from atoll.gateway.functions.requests import octal, sandbox_id
-from atoll.gateway.functions.settings import Settings
+from atoll.gateway.functions.settings import Settings, insecure_registries
 from atoll.gateway.functions.table import FUNCTIONS, schemas
 
 log = logging.getLogger("atoll.iii")
@@ -63,7 +63,12 @@ class Door:
             raise self.fault
 
     async def _keep(self) -> None:
-        body = {"name": self.name, "instance": self._instance, "settings": msgspec.to_builtins(self.settings)}
+        body = {
+            "name": self.name,
+            "instance": self._instance,
+            "settings": msgspec.to_builtins(self.settings),
+            "insecure_registries": insecure_registries(),
+        }
         call = Call("POST", "/v1/functions/open", json.dumps(body).encode(), (("Accept", FRAMES),), timeout=None)
         patience = PATIENCE
         while True:
