@@ -1,4 +1,4 @@
-"""`atoll serve` and `atoll daemon ...`: the daemon in the foreground, and starting, stopping and seeing it."""
+"""`atoll serve`, `atoll daemon ...` and `atoll config show`: the daemon in the foreground, and starting, stopping and seeing it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import time
 
 from ..client import calls, spawn
+from ..client.codec import dumps
 from ..errors import DaemonUnreachable, Timeout
 from .output import OWN_FAILURE, print_json, say, tell
 from .session import open_link
@@ -106,3 +107,27 @@ def status(arguments: Arguments) -> int:
         pool = health["pool"]
         tell(f"Pool: {pool['ready']} warm, {pool['hits']} hits, {pool['misses']} misses")
     return 0
+
+
+def show_config(arguments: Arguments) -> int:
+    """As config.toml would say it; what is not there has its default."""
+    link = open_link(arguments)
+    settings = link.call(calls.get("/v1/config"))
+    if settings["sandboxes"]["hosts"] is None:
+        settings["sandboxes"]["hosts"] = link.call(calls.get("/v1/policy/hosts", {"of": "default"}))["hosts"]
+    if arguments.json:
+        print_json(settings)
+        return 0
+    for table, values in settings.items():
+        tell(f"[{table}]")
+        for key, value in values.items():
+            tell(f"{key} = {_toml(value)}")
+    return 0
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{dumps(key)} = {_toml(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return dumps(value)

@@ -248,6 +248,7 @@ OWN = (
     Verb("daemon prewarm", "service:prewarm", "", "Keep the daemon and wait until its warm sandboxes are ready."),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
     Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),
+    Verb("config show", "service:show_config", "", "Every setting of config.toml with its present value.", (AS_JSON,)),
     Verb(
         "egress log", "network:egress_log", "", "What was refused to sandboxes: time, sandbox, host and reason.",
         (

@@ -117,11 +117,3 @@ def _name(query: dict[str, str]) -> str:
 
 def _shown(image: dict[str, Any]) -> dict[str, Any]:
     return {key: image.get(key) for key in ("name", "digest", "source", "size", "created", "platform")}
-
-
-@route("GET", "/v1/policy/hosts", "The hosts of a mode, or of a run without one", query=("of",))
-async def policy_hosts(rest: Rest, exchange: Exchange) -> None:
-    from atoll.egress import presets
-
-    name = exchange.query("of").get("of") or "run"
-    await exchange.answer({"of": name, "hosts": presets.run_hosts() if name == "run" else presets.mode(name)})

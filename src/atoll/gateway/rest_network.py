@@ -1,6 +1,7 @@
 """REST routes for the network: lists of hosts, refusals, exposed ports. Imported for its entries in the table of `rest`."""
 
 from atoll import errors, model
+from atoll.egress import presets
 from atoll.gateway import events
 from atoll.gateway.exchange import Exchange
 from atoll.gateway.rest import SANDBOX, Rest, route
@@ -48,3 +49,10 @@ async def egress(rest: Rest, exchange: Exchange) -> None:
 @route("GET", "/v1/egress/log", "Refusals of all sandboxes; with `follow` a frame stream", query=events.WINDOW)
 async def egress_log(rest: Rest, exchange: Exchange) -> None:
     await events.answer(exchange, rest.core.history, None, BLOCKED)
+
+
+@route("GET", "/v1/policy/hosts", "The hosts of a mode, of a run, or the default ones", query=("of",))
+async def policy_hosts(rest: Rest, exchange: Exchange) -> None:
+    name = exchange.query("of").get("of") or "run"
+    known = {"run": presets.run_hosts, "default": presets.default_hosts}
+    await exchange.answer({"of": name, "hosts": known[name]() if name in known else presets.mode(name)})
