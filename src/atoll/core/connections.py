@@ -8,6 +8,7 @@ decide, a sandbox that stops and a daemon that ends are all a no.
 import asyncio
 import logging
 import time
+from typing import Any
 
 from atoll import errors
 from atoll.core.access import Principal
@@ -20,6 +21,7 @@ log = logging.getLogger("atoll.connections")
 
 REMEMBERED = 4096
 KIND = "host"
+WAITS = "waits for approval"
 _Key = tuple[str, str, int]
 
 
@@ -78,14 +80,20 @@ class Connections:
         if live is None:
             return "needs approval, and the sandbox is not running"
         who = Principal(live.owner, -1, -1, "sandbox")
+        waiting: dict[str, Any] = {"name": name, "address": "", "port": port, "protocol": "tcp", "reason": WAITS}
         try:
             asked = await self._approvals.request(who, sandbox, f"connect to {name}:{port}", KIND, live.callers)
+            waiting["note"] = f"held: {name}:{port} {WAITS}; decide with: atoll sandbox approve {asked.id}"
+            live.blocked.append((time.time(), waiting))  # a program may give up before anybody has decided
             found = await self._approvals.wait(who, asked.id)
         except errors.Timeout:
             return "needs approval, and nobody decided in time"
         except errors.AtollError as error:
             log.info("approval of %s:%d for %s: %s", name, port, sandbox, error)
             return f"needs approval, which cannot be asked for: {error.message}"
+        finally:
+            for entry in [entry for entry in live.blocked if entry[1] is waiting]:
+                live.blocked.remove(entry)
         why = "" if found.status == "approved" else "needs approval, and was rejected"
         if why and found.reason:
             why += f": {found.reason[:200]}"
