@@ -9,7 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
-pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<()> {
+/// The number of the loop device under the sandbox's disk, where it has one.
+pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<Option<i32>> {
     // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
     let shifted = order.shift.then_some(user_ns);
     let lowers = order.overlays.iter().map(|o| lower_trees(o, shifted)).collect::<Result<Vec<_>>>()?;
@@ -44,7 +45,7 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
             mounts::restrict(&sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH, "mount")?, true, None)?;
         }
     }
-    Ok(())
+    Ok(disks.device)
 }
 
 /// For an engine without rights on the host: its bundle and its state, in our own tmpfs, where only this sandbox's engine looks.
@@ -111,22 +112,24 @@ fn given_source(bind: &Bind, fds: &[OwnedFd], shift: bool) -> Result<Option<Owne
 /// The file systems behind the sandbox: its own disk, and those of sandboxes whose workspace it shares.
 struct Disks {
     own: OwnedFd,
+    device: Option<i32>,
     others: HashMap<String, OwnedFd>,
 }
 
 impl Disks {
     fn new(disk: &Disk) -> Result<Self> {
         sys::mkdir(libc::AT_FDCWD, c"disk", 0o700, "disk")?;
-        match disk {
-            Disk::Image(image) => mount_image(image, "disk")?,
+        let device = match disk {
+            Disk::Image { image, fresh } => mount_image(image, *fresh, "disk")?,
             Disk::Tmpfs(size) => {
                 // Files without bytes take memory too: as many as an ext4 of that size would have.
                 let options = sys::c(&format!("mode=0700,size={size},nr_inodes={}", (size / 16384).max(1024)))?;
                 mounts::mount(c"atoll", c"disk", c"tmpfs", 0, &options)?;
+                None
             }
-        }
+        };
         let own = sys::open_path(libc::AT_FDCWD, c"disk", libc::O_RDONLY | libc::O_DIRECTORY, "disk")?;
-        Ok(Disks { own, others: HashMap::new() })
+        Ok(Disks { own, device, others: HashMap::new() })
     }
 
     fn own(&self) -> RawFd {
@@ -152,7 +155,7 @@ impl Disks {
             let place = format!("disk{}", self.others.len());
             let path = sys::c(&place)?;
             sys::mkdir(libc::AT_FDCWD, &path, 0o700, "disk")?;
-            mount_image(image, &place)?;
+            mount_image(image, false, &place)?;
             let disk = sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY | libc::O_DIRECTORY, "disk")?;
             self.others.insert(image.to_string(), disk);
         }
@@ -160,18 +163,20 @@ impl Disks {
     }
 }
 
-/// A disk image, or a directory where those cannot be mounted.
-fn mount_image(image: &str, place: &str) -> Result<()> {
+/// A disk image, or a directory where those cannot be mounted: then there is no device.
+fn mount_image(image: &str, fresh: bool, place: &str) -> Result<Option<i32>> {
     let path = sys::c(image)?;
     let found = sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH | libc::O_NOFOLLOW, "disk")?;
     if is_directory(&found)? {
         let tree = mounts::clone_tree(found.as_raw_fd(), c"")?;
         mounts::restrict(&tree, false, None)?;
         let on = sys::open_path(libc::AT_FDCWD, &sys::c(place)?, libc::O_PATH, "disk")?;
-        return mounts::attach(&tree, on.as_raw_fd());
+        mounts::attach(&tree, on.as_raw_fd())?;
+        return Ok(None);
     }
-    let (_device, node) = loopdev::attach(&path)?;
-    mounts::mount(&sys::c(&node)?, &sys::c(place)?, c"ext4", libc::MS_NOATIME, c"")
+    let device = loopdev::attach(&path, fresh)?;
+    mounts::mount(&sys::c(&device.node)?, &sys::c(place)?, c"ext4", libc::MS_NOATIME, c"")?;
+    Ok(Some(device.number))
 }
 
 /// A single component: an order can not reach beside the disk.

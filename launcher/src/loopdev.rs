@@ -10,7 +10,7 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const AUTOCLEAR: u32 = 4;
-const ATTEMPTS: usize = 64;
+const ATTEMPTS: usize = 1024;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -38,12 +38,21 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// The device over `image` and a descriptor that keeps it from clearing until it is mounted.
-pub fn attach(image: &CStr) -> Result<(OwnedFd, String)> {
+pub struct Device {
+    pub number: i32,
+    pub node: String,
+    fd: OwnedFd,
+}
+
+/// The device over `image` and a descriptor that keeps it from clearing until it is mounted. For a fresh image no device is looked
+/// for: that takes longer the more sandboxes there are.
+pub fn attach(image: &CStr, fresh: bool) -> Result<Device> {
     let file = sys::open_path(libc::AT_FDCWD, image, libc::O_RDWR | libc::O_NOFOLLOW, "disk")?;
     for _ in 0..ATTEMPTS {
-        if let Some(found) = find(&file)? {
-            return Ok(found);
+        if !fresh {
+            if let Some(found) = find(&file)? {
+                return Ok(found);
+            }
         }
         match configure(&file) {
             Err(failure) if failure.errno() == Some(libc::EBUSY) => continue, // somebody took that number first
@@ -53,25 +62,25 @@ pub fn attach(image: &CStr) -> Result<(OwnedFd, String)> {
     Err(Failure::new("disk", "no free loop device".into()))
 }
 
-fn configure(file: &OwnedFd) -> Result<(OwnedFd, String)> {
+fn configure(file: &OwnedFd) -> Result<Device> {
     let control = sys::open_path(libc::AT_FDCWD, c"/dev/loop-control", libc::O_RDWR, "disk")?;
     // SAFETY: the ioctl takes no argument.
     let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
     let number = sys::check(number.into(), "disk", "LOOP_CTL_GET_FREE")?;
-    let (device, name) = open(number)?;
+    let device = open(number as i32)?;
     // SAFETY: plain data; the kernel copies it.
     let done = unsafe {
         let mut config: Config = std::mem::zeroed();
         config.fd = file.as_raw_fd() as u32;
         config.info.flags = AUTOCLEAR;
-        libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config)
+        libc::ioctl(device.fd.as_raw_fd(), LOOP_CONFIGURE as _, &config)
     };
     sys::check(done.into(), "disk", "LOOP_CONFIGURE")?;
-    Ok((device, name))
+    Ok(device)
 }
 
 /// A device that already serves this very file.
-fn find(file: &OwnedFd) -> Result<Option<(OwnedFd, String)>> {
+fn find(file: &OwnedFd) -> Result<Option<Device>> {
     let (dev, ino) = identity(file.as_raw_fd())?;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap_or_default();
     let Ok(entries) = std::fs::read_dir("/sys/block") else { return Ok(None) };
@@ -83,15 +92,15 @@ fn find(file: &OwnedFd) -> Result<Option<(OwnedFd, String)>> {
         if serves.trim_end_matches('\n') != path.to_string_lossy() {
             continue;
         }
-        let Ok((device, node)) = open(number) else { continue };
+        let Ok(device) = open(number) else { continue };
         // SAFETY: Info is the kernel's struct loop_info64.
         let serves = unsafe {
             let mut info: Info = std::mem::zeroed();
-            libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64 as _, &mut info) == 0
+            libc::ioctl(device.fd.as_raw_fd(), LOOP_GET_STATUS64 as _, &mut info) == 0
                 && (info.device, info.inode) == (dev, ino)
         };
         if serves {
-            return Ok(Some((device, node)));
+            return Ok(Some(device));
         }
     }
     Ok(None)
@@ -108,15 +117,15 @@ fn identity(fd: RawFd) -> Result<(u64, u64)> {
 }
 
 /// Open /dev/loopN; where /dev does not grow nodes by itself, make one in our own tmpfs, which is the working directory.
-fn open(number: i32) -> Result<(OwnedFd, String)> {
-    let name = format!("/dev/loop{number}");
-    if let Ok(device) = sys::open_path(libc::AT_FDCWD, sys::c(&name)?.as_c_str(), libc::O_RDWR, "disk") {
-        return Ok((device, name));
+fn open(number: i32) -> Result<Device> {
+    let node = format!("/dev/loop{number}");
+    if let Ok(fd) = sys::open_path(libc::AT_FDCWD, sys::c(&node)?.as_c_str(), libc::O_RDWR, "disk") {
+        return Ok(Device { number, node, fd });
     }
     let local = format!("loop{number}");
     let node = sys::c(&local)?;
     // SAFETY: node is NUL-terminated.
     unsafe { libc::mknod(node.as_ptr(), libc::S_IFBLK | 0o600, libc::makedev(7, number as u32)) };
-    let device = sys::open_path(libc::AT_FDCWD, &node, libc::O_RDWR, "disk")?;
-    Ok((device, local))
+    let fd = sys::open_path(libc::AT_FDCWD, &node, libc::O_RDWR, "disk")?;
+    Ok(Device { number, node: local, fd })
 }

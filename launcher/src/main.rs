@@ -47,7 +47,7 @@ fn run() -> Result<()> {
     channel::send("{\"ready\":true}", Some(&spaces.net));
     let Some((text, fds)) = channel::receive()? else { return Ok(()) };
     let order = order::parse(&text)?;
-    layout::build(&order, base, &spaces.user, &fds)?;
+    let device = layout::build(&order, base, &spaces.user, &fds)?;
     for group in &order.groups {
         std::fs::write(group, "0").map_err(|e| Failure::new("group", format!("{group}: {e}")))?;
     }
@@ -58,7 +58,8 @@ fn run() -> Result<()> {
         mounts::chdir(&sys::c(&order.stage)?)?;
     }
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
-    channel::send("{\"mounted\":true}", None);
+    let device = device.map_or("null".to_string(), |number| number.to_string());
+    channel::send(&format!("{{\"mounted\":true,\"loop\":{device}}}"), None);
     if order.inside.is_none() {
         return become_engine(&order, spaces, &fds);
     }

@@ -24,8 +24,8 @@ pub struct Start {
 }
 
 pub enum Disk {
-    /// A file with an ext4 file system, or a directory.
-    Image(String),
+    /// A file with an ext4 file system, or a directory. A fresh one was made for this start, so that no device can serve it yet.
+    Image { image: String, fresh: bool },
     /// A tmpfs of that many bytes, where loop devices are out of reach.
     Tmpfs(u64),
 }
@@ -78,8 +78,11 @@ pub fn parse(message: &[u8]) -> Result<Start> {
 
 fn disk(value: Value) -> Result<Disk> {
     let mut fields = Fields::of(value)?;
-    let disk =
-        if fields.has("image") { Disk::Image(fields.text("image")?) } else { Disk::Tmpfs(fields.number("tmpfs")?) };
+    let disk = if fields.has("image") {
+        Disk::Image { image: fields.text("image")?, fresh: fields.has("fresh") && fields.flag("fresh")? }
+    } else {
+        Disk::Tmpfs(fields.number("tmpfs")?)
+    };
     fields.end()?;
     Ok(disk)
 }
@@ -202,6 +205,7 @@ mod tests {
             ("\"env\":[]", "\"env\":[],\"x\":1"),
             ("\"env\":[]", "\"umask\":1"),
             ("{\"tmpfs\":1}", "{\"tmpfs\":1,\"image\":\"/x\"}"),
+            ("{\"tmpfs\":1}", "{\"image\":\"/x\",\"fresh\":1}"),
             ("\"name\":\"root\"", "\"name\":\"root\",\"x\":1"),
             ("\"idmap\":true", "\"idmap\":true,\"x\":1"),
             ("{\"disk\":\"w\"}", "{\"disk\":\"w\",\"directory\":\"x\"}"),

@@ -82,7 +82,7 @@ class Assembly:
                 f"this host cannot enforce {', '.join(missing)}", hint="leave the limit out, or see `atoll doctor`"
             )
         self._step("limited")
-        record = self._record(base, init.pid, enforced)
+        record = {**self._record(base, init.pid, enforced), "loop": launcher.device}
         if self._door is not None:
             record |= {"agent_first": True, "gofer": find_gofer(init.pid)}
             return GvisorBox(record, self._paths, group, init, self._door)
@@ -178,7 +178,7 @@ class Assembly:
     def _disk(self) -> dict[str, Any]:
         if self._disk_in_memory:
             return {"tmpfs": self._spec.limits.disk_mb << 20}
-        return {"image": str(self._paths.disk(self._spec.id))}
+        return {"image": str(self._paths.disk(self._spec.id)), "fresh": self._spec.disk is None}
 
     def _config(self, stage: str, launcher: Launcher, base: int) -> bytes:
         spec = self._spec

@@ -169,7 +169,7 @@ class LocalBackend:
             _remove(self.paths.state(engine, box))
         await group.remove()
         _remove(self.paths.run(box))
-        await self._detached(box)
+        await self._detached(record)
         if not keep_disk:
             await asyncio.to_thread(_remove, self.paths.box(box))
             self.ids.release(box, base)
@@ -197,13 +197,14 @@ class LocalBackend:
                 found.append((pid, children.start_time(pid)))
         return found
 
-    async def _detached(self, box: str) -> None:
+    async def _detached(self, record: dict[str, Any]) -> None:
         """The loop device clears itself with the last mount. Only a sandbox that shares the workspace may hold it longer."""
+        box, device = str(record["id"]), record.get("loop")
         if any(other.record.get("workspace") == box for other in self._boxes.values()):
             return
         image = self.paths.disk(box)
         deadline = asyncio.get_running_loop().time() + LOOP_TIMEOUT
-        while image.exists() and (devices := disks.attached(image)):
+        while image.exists() and (devices := disks.attached(image, device)):
             if asyncio.get_running_loop().time() > deadline:
                 raise Internal(f"the disk of sandbox {box} stays attached", details={"devices": devices})
             await asyncio.sleep(0.002)
@@ -213,7 +214,7 @@ class LocalBackend:
         if not keep_disk:
             places.append(self.paths.box(box))
         left = [str(place) for place in places if place.exists()]
-        if box in self.groups.names():
+        if self.groups.open(box).doors():
             left.append(self.groups.path(box))
         if left:
             raise Internal(f"sandbox {box} is not wholly gone", details={"left": left})

@@ -126,11 +126,11 @@ def _copy_range(here: int, there: int, start: int, end: int) -> None:
         start += os.pwrite(there, piece, start)
 
 
-def attached(image: Path) -> list[str]:
-    """Loop devices that serve this file; also after it was unlinked."""
+def attached(image: Path, device: int | None = None) -> list[str]:
+    """Loop devices that serve this file; also after it was unlinked. Where its device is known, only that one is looked at."""
     found = []
     name = os.path.realpath(image)  # the kernel says where the file really is, whatever links the home is reached by
-    for entry in Path("/sys/block").glob("loop*"):
+    for entry in Path("/sys/block").glob("loop*" if device is None else f"loop{device}"):
         try:
             backing = (entry / "loop" / "backing_file").read_text().rstrip("\n")
         except OSError:

@@ -42,6 +42,7 @@ class Launcher:
         self._process = process
         self._channel = channel
         self.net = net  # the sandbox's network namespace
+        self.device: int | None = None  # the loop device under the sandbox's disk
 
     @staticmethod
     async def prepare(base: int, count: int = COUNT) -> "Launcher":
@@ -75,7 +76,8 @@ class Launcher:
             self._channel.sendmsg([message], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, packed)])
         except OSError as error:
             raise Internal(f"the launcher does not take its order: {error.strerror}") from error
-        await self._answer("mounted")
+        device = (await self._answer("mounted")).get("loop")
+        self.device = device if isinstance(device, int) else None
         try:
             async with asyncio.timeout(TIMEOUT):
                 return await self._process.wait()
@@ -93,7 +95,7 @@ class Launcher:
             await self._process.wait()
             await children.reap_orphans(children.in_session(self.pid))
 
-    async def _answer(self, wanted: str) -> None:
+    async def _answer(self, wanted: str) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._channel.fileno(), readable.set)
@@ -109,9 +111,10 @@ class Launcher:
             self.net = fds[0]
         if not message:
             raise Internal("the launcher died without a word")
-        answer = json.loads(message)
+        answer: dict[str, Any] = json.loads(message)
         if wanted not in answer:
             raise _failure(answer.get("error", {}))
+        return answer
 
 
 def _spawn(base: int, count: int, channel: int) -> int:
