@@ -63,6 +63,8 @@ class Lab:
     def __init__(self, config: str = NO_SPARES) -> None:
         self.home = tempfile.mkdtemp(prefix="atb-")
         (Path(self.home) / "config.toml").write_text(config)
+        if images := os.environ.get("ATOLL_TEST_IMAGES"):  # an ordinary user's host image has every directory of /usr
+            (Path(self.home) / "images").symlink_to(images)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "AGENTKERNEL_"))}
         self.env.update(ATOLL_HOME=self.home, PYTHONPATH=SOURCE)
         self.mark = hashlib.sha256(os.fsencode(os.path.abspath(self.home))).hexdigest()[:8]

@@ -17,7 +17,10 @@ from rootless_lab import PATIENCE, User, delegated, ordinary_user
 pytestmark = pytest.mark.serial
 
 TESTS = Path(__file__).parents[1]
-SUITES = ["behaviour", "threats/escape", "threats/files", "threats/resources", "threats/lifecycle"]
+SUITES = {
+    "behaviour": ["behaviour"],
+    "threats": ["threats/escape", "threats/files", "threats/resources", "threats/lifecycle"],
+}
 FOR_ROOT = {  # those who become another user for it, or have the daemon's parts in their own process
     "test_k8e_D15_another_user_sees_nothing": "tests/rootless/test_ordinary_user.py has it",
     **dict.fromkeys(
@@ -55,16 +58,17 @@ def outcome(
     """How each test of the suite went for that user: passed, skipped, failed, and why."""
     report = user.home / "report.xml"
     report.unlink(missing_ok=True)
-    place = user.home / "t"
-    place.mkdir(exist_ok=True)
-    os.chown(place, user.uid, user.uid)
+    place, images = user.home / "t", user.home / "images"
+    for directory in (place, images):
+        directory.mkdir(exist_ok=True)
+        os.chown(directory, user.uid, user.uid)
     passed_on = {k: v for k, v in os.environ.items() if k in ("ATOLL_TEST_PATIENCE", "ATOLL_TEST_LONG")}
     done = user.run(
         *(*within, user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *(f"tests/{suite}" for suite in suites)),
         *("--ignore=tests/behaviour/test_security_page.py", f"--junitxml={report}"),
         env={
-            "TMPDIR": str(place), "PYTHONDONTWRITEBYTECODE": "1", "ATOLL_TEST_RUNTIMES": "container", **passed_on,
-            **({"ATOLL_TEST_DELEGATED": group} if group else {}),
+            "TMPDIR": str(place), "ATOLL_TEST_IMAGES": str(images), "PYTHONDONTWRITEBYTECODE": "1",
+            "ATOLL_TEST_RUNTIMES": "container", **passed_on, **({"ATOLL_TEST_DELEGATED": group} if group else {}),
         },
         cwd=tests, group=group, timeout=20 * PATIENCE,
     )  # fmt: skip
@@ -99,7 +103,7 @@ def well_off(code: tuple[str, str]) -> Iterator[tuple[User, str]]:
 @pytest.mark.parametrize("suite", SUITES)
 def test_with_ids_and_groups(well_off: tuple[User, str], tests: Path, suite: str) -> None:
     """Everything holds as it does for root."""
-    judge(outcome(well_off[0], tests, [suite], well_off[1]))
+    judge(outcome(well_off[0], tests, SUITES[suite], well_off[1]))
 
 
 def test_with_the_backend_in_the_test(well_off: tuple[User, str], tests: Path) -> None:
