@@ -148,3 +148,21 @@ def test_called_as_k8e_the_state_is_where_k8e_keeps_it(cli: Cli, tmp_path: Path)
     session = json.loads(done.stdout)["session_id"]
     assert json.loads((tmp_path / ".k8e/sandbox/default/state.json").read_text())["session_id"] == session
     cli("sandbox", "destroy", session)
+
+
+def test_code_whose_sandbox_ends_under_it_is_not_run_again(cli: Cli, tenant: str) -> None:
+    """A sandbox that was gone before is replaced; one that goes with the code in it is told, with what became of the files."""
+    process = cli.popen(
+        "sandbox", "run", "echo up; sleep 600", "--timeout", "700", "--raw", "--tenant", tenant, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+    session = cli.ok("sandbox", "status", "--tenant", tenant)["session_id"]
+    cli.ok("sandbox", "destroy", session)
+    rest = process.stdout.read()
+    assert process.wait(WAIT) == 1 and b"up" not in rest
+    answer = json.loads(rest)
+    assert answer["error"] == "sandbox_gone" and "files in it are lost" in answer["detail"]
+    again = cli.ok("sandbox", "run", "echo new", "--tenant", tenant)
+    assert again["stdout"] == "new\n" and again["session_id"] != session
+    cli.ok("sandbox", "destroy", again["session_id"])  # by its id from elsewhere, between two runs
+    assert cli.ok("sandbox", "run", "echo third", "--tenant", tenant)["stdout"] == "third\n"

@@ -6,7 +6,7 @@ import os
 
 from ..client import calls
 from ..client.results import ExecResult, Output
-from ..errors import AtollError, InvalidArgument
+from ..errors import AtollError, InvalidArgument, NotFound
 from .output import FAILED, print_json, say, write
 from .session import (
     AUTO_IDLE,
@@ -37,21 +37,39 @@ MAX_CODE = 64 * 1024 * 1024
 def run(arguments: Arguments) -> int:
     code = _code(arguments)
     link = open_link(arguments)
-    start = _run_background if arguments.background else _run_raw if arguments.raw else _run_json
+    way = _run_background if arguments.background else _run_raw if arguments.raw else _run_json
+    command = calls.new_command_id()
+
+    def start(session: str) -> int:
+        return way(link, session, _call(reference(session), code, arguments, command), arguments)
+
     chosen = arguments.session_id or setting("SESSION_ID")
     if chosen:
-        return start(link, reference(chosen), chosen, code, arguments)
+        return start(chosen)
     tenant = tenant_of(arguments)
     state = State(data_directory(), tenant)
     session = obtain(state, link, create_options(arguments), arguments)
     try:
-        return start(link, reference(session), session, code, arguments)
+        return start(session)
     except AtollError as error:
         if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
             raise
-        state.forget(session)  # it is gone, so nothing ran: once more in a new one
-    session = obtain(state, link, create_options(arguments), arguments)
-    return start(link, reference(session), session, code, arguments)
+        state.forget(session)
+        if _had_begun(link, session, command):
+            error.hint = "the files in it are lost, and the next run has a new sandbox; --memory gives that one more"
+            raise
+    return start(obtain(state, link, create_options(arguments), arguments))  # nothing ran: once more in a new one
+
+
+def _had_begun(link: Link, session: str, command: str) -> bool:
+    """Whether the code was started in a sandbox that is gone now. Code is never run twice, so doubt counts as yes."""
+    try:
+        link.call(calls.poll(reference(session), command))
+    except NotFound:
+        return False
+    except AtollError:
+        pass
+    return True
 
 
 def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments | None = None) -> str:
@@ -107,24 +125,24 @@ def _standard_input() -> str:
     return b"".join(pieces).decode("utf-8", "surrogateescape")
 
 
-def _call(ref: str, code: str, arguments: Arguments, **more: Any) -> calls.Call:
-    timeout = arguments.timeout
-    if timeout is None and not arguments.background:
+def _call(ref: str, code: str, arguments: Arguments, command_id: str) -> calls.Call:
+    timeout, background = arguments.timeout, bool(arguments.background)
+    if timeout is None and not background:
         timeout = calls.DEFAULT_TIMEOUT
-    return calls.start(ref, code, language=arguments.lang, timeout=timeout, env=dict(arguments.env), **more)
+    return calls.start(
+        ref, code, language=arguments.lang, timeout=timeout, env=dict(arguments.env), command_id=command_id,
+        background=background, frames=bool(arguments.raw) and not background,
+    )  # fmt: skip
 
 
-def _run_json(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
-    call = _call(ref, code, arguments)
-    wire = _until_interrupted(link, ref, call, lambda: link.call(call))
+def _run_json(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
+    wire = _until_interrupted(link, session, call, lambda: link.call(call))
     print_json(_result_object(wire, session, arguments.lang))
     _note(wire, session)
     return _exit_code(wire)
 
 
-def _run_raw(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
-    call = _call(ref, code, arguments, frames=True)
-
+def _run_raw(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
     def stream() -> dict[str, Any]:
         exchange = link.open(call)
         exchange.raise_for_status()
@@ -135,27 +153,27 @@ def _run_raw(link: Link, ref: str, session: str, code: str, arguments: Arguments
                 return value
         raise AssertionError("unreachable")
 
-    wire = _until_interrupted(link, ref, call, stream)
+    wire = _until_interrupted(link, session, call, stream)
     if ExecResult(wire).timed_out:
         say(f"atoll: timed out after {arguments.timeout or calls.DEFAULT_TIMEOUT:g} s")
     _note(wire, session)
     return _exit_code(wire)
 
 
-def _run_background(link: Link, ref: str, session: str, code: str, arguments: Arguments) -> int:
-    started = link.call(_call(ref, code, arguments, background=True))
+def _run_background(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
+    started = link.call(call)
     identity = run_id(started["sandbox_id"], started["command_id"])
     print_json({"run_id": identity, "status": "started", "session_id": session})
     return 0
 
 
-def _until_interrupted(link: Link, ref: str, call: calls.Call, work: Callable[[], Any]) -> Any:
+def _until_interrupted(link: Link, session: str, call: calls.Call, work: Callable[[], Any]) -> Any:
     """Wait; on Ctrl-C, or when our own output breaks, the command is killed before we go."""
     try:
         return work()
     except (KeyboardInterrupt, BrokenPipeError):
         try:
-            kill = calls.kill(ref, str(call.command_id))
+            kill = calls.kill(reference(session), str(call.command_id))
             kill.timeout = 10.0
             link.call(kill)
         except AtollError:
