@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 
+use crate::warm::Wish;
 use crate::{filter, sys};
 
 pub const MAX_BOOT: usize = 1024 * 1024;
@@ -21,6 +22,7 @@ pub struct Boot {
     pub filter: Option<Vec<libc::sock_filter>>,
     pub max_streams: usize,
     pub max_procs: usize,
+    pub warm: Wish,
 }
 
 impl Boot {
@@ -62,6 +64,12 @@ impl Boot {
                 return Err(format!("boot message: rlimit `{name}` must be [soft, hard]"));
             };
             boot.rlimits.push((resource, soft, hard));
+        }
+        if let Some(warm) = root.get("warm") {
+            let is = |key: &str| warm.get(key).and_then(serde_json::Value::as_bool).unwrap_or(false);
+            let names = warm.get("preload").and_then(|v| v.as_array()).into_iter().flatten();
+            let preload = names.filter_map(|name| name.as_str()).map(str::to_owned).collect();
+            boot.warm = Wish { python: is("python"), early: is("early"), preload };
         }
         if let Some(program) = root.get("filter").filter(|v| !v.is_null()) {
             let program = program.as_str().and_then(filter::parse);

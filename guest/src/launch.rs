@@ -34,6 +34,8 @@ pub struct Plan {
     pub detach: bool,
     pub ring: usize,
     pub timeout: Option<Duration>,
+    /// The request has limits of its own.
+    pub limited: bool,
 }
 
 /// Rows and columns of a terminal.
@@ -80,7 +82,9 @@ impl Launcher {
         if let Some((soft, hard)) = self.nofile {
             rlimits.push((libc::RLIMIT_NOFILE, soft, hard));
         }
-        rlimits.extend(limits(req)?);
+        let own = limits(req)?;
+        let limited = !own.is_empty();
+        rlimits.extend(own);
         let timeout = req.opt_u64("timeout_ms")?.map(Duration::from_millis);
         if timeout == Some(Duration::ZERO) {
             return Err(OpError::invalid("`timeout_ms` must be greater than 0"));
@@ -106,7 +110,19 @@ impl Launcher {
             detach,
             ring: ring.clamp(4096, RING_MOST) as usize,
             timeout,
+            limited,
         })
+    }
+
+    /// What a request that asks for nothing would start with, but for the program.
+    pub fn plain(&mut self) -> Result<Spec, OpError> {
+        let nothing = vec![("id".into(), "plain".into()), ("shell".into(), "true".into())];
+        Ok(self.plan(&Req::new(nothing))?.spec)
+    }
+
+    /// Where a program of this name would be looked for.
+    pub fn look_up(&mut self, name: &[u8]) -> Result<Vec<CString>, OpError> {
+        programs(name, &self.env)
     }
 
     /// The defaults, then the sandbox's own, then the user's, then the request's.

@@ -19,4 +19,5 @@ pub mod shim;
 pub mod spec;
 pub mod sys;
 pub mod users;
+pub mod warm;
 pub mod wire;

@@ -1,10 +1,11 @@
 //! Entry point: picks the subcommand. `agent` is PID 1 of a sandbox.
 
-use atoll_guest::{agent::Agent, boot};
+use atoll_guest::{agent::Agent, boot, shim};
 
 fn main() {
     let code = match std::env::args_os().nth(1).as_deref().and_then(|arg| arg.to_str()) {
         Some("agent") => agent(),
+        Some("shim") => adopt(),
         Some("version") => {
             println!("{}", env!("CARGO_PKG_VERSION"));
             0
@@ -15,6 +16,16 @@ fn main() {
         }
     };
     std::process::exit(code);
+}
+
+/// A warm interpreter's parent becomes its shim: `shim CONTROL PID`.
+fn adopt() -> i32 {
+    let numbers: Vec<i32> = std::env::args().skip(2).filter_map(|arg| arg.parse().ok()).collect();
+    match numbers.as_slice() {
+        [control, main] if *control > 2 => shim::adopt(*control, *main),
+        _ => return 2,
+    }
+    0
 }
 
 fn agent() -> i32 {

@@ -29,6 +29,11 @@ pub enum Report {
         stage: Stage,
         errno: i32,
     },
+    /// A warm interpreter waits for its request below this shim.
+    Ready {
+        pid: i32,
+        shim: i32,
+    },
     Exited {
         status: i32,
         user_us: u64,
@@ -79,7 +84,8 @@ pub fn spare() -> io::Result<Shim> {
 pub fn launch(spare: Option<Shim>, spec: &Spec, fds: SpecFds) -> io::Result<Shim> {
     let bytes = spec::encode(spec);
     let Some(shim) = spare.filter(|_| bytes.len() <= spec::LONGEST) else { return launch_fresh(spec, fds) };
-    match spec::send(shim.control.as_raw_fd(), &bytes, &fds) {
+    let raw: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    match spec::send(shim.control.as_raw_fd(), &bytes, &raw) {
         Ok(()) => Ok(shim),
         Err(_) => {
             // Killed or stopped from inside the sandbox: it is ours to reap, and of no more use.
@@ -111,9 +117,51 @@ pub fn decode_report(raw: &[u8; REPORT_BYTES]) -> Option<Report> {
         1 => Report::Started { pid: next() as i32 },
         2 => Report::Failed { stage: Stage::from_number(next()), errno: next() as i32 },
         4 => Report::Born { pid: next() as i32 },
+        5 => Report::Ready { pid: next() as i32, shim: next() as i32 },
         3 => Report::Exited { status: next() as i32, user_us: next(), sys_us: next(), max_rss_kb: next() },
         _ => return None,
     })
+}
+
+/// Starts a program as a child of the agent itself, without a shim: its pid.
+pub fn bare(spec: &Spec, fds: &SpecFds) -> io::Result<i32> {
+    let birth = Birth { spec, fds, control: -1, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
+    let mut kept: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    kept.sort_unstable();
+    let pid = sys::check(unsafe { libc::fork() })?;
+    if pid == 0 {
+        // Numbers below three would be overwritten while they are still needed; the agent keeps those for itself.
+        sys::close_all_but(&kept);
+        become_process(&birth);
+        exit_now();
+    }
+    Ok(pid)
+}
+
+/// The life of a shim that was a warm interpreter a moment ago, whose child waits for a request.
+pub fn adopt(control: RawFd, main: i32) {
+    unsafe {
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        libc::setsid();
+        libc::prctl(libc::PR_SET_NAME, c"atoll-shim".as_ptr(), 0, 0, 0);
+        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+    }
+    sys::default_signals();
+    sys::close_all_but(&[control]);
+    if let Ok(null) = sys::open(c"/dev/null", libc::O_RDWR) {
+        for fd in 0..3 {
+            unsafe { libc::dup2(null.as_raw_fd(), fd) };
+        }
+    }
+    report(control, [5, main as u64, std::process::id().into(), 0, 0]);
+    watch(control, main);
+}
+
+fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
+    list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
 fn fork_shim(body: impl FnOnce(RawFd)) -> io::Result<Shim> {
@@ -167,7 +215,6 @@ extern "C" fn be_born(birth: *mut libc::c_void) -> libc::c_int {
 
 /// Starts the process, tells how it ended, and stays until nothing is left below.
 fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
-    let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).chain([std::ptr::null()]).collect::<Vec<_>>();
     let mut birth =
         Birth { spec, fds: &fds, control, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
     let mut stack = vec![0u128; STACK / 16];
@@ -190,6 +237,11 @@ fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
         return report(control, [2, stage as u64, errno as u64, 0, 0]);
     }
     report(control, [1, main as u64, 0, 0, 0]);
+    watch(control, main);
+}
+
+/// Reaps until nothing is left below, and reports the end of the main process.
+fn watch(control: RawFd, main: i32) {
     loop {
         match next_death() {
             Ok((pid, status, usage)) if pid == main => {

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{OwnedFd, RawFd};
 
 /// A longer spec does not fit into a socket buffer and goes through a fresh fork instead.
 pub const LONGEST: usize = 64 * 1024;
@@ -88,12 +88,12 @@ fn decode(raw: &[u8]) -> Option<Spec> {
 #[repr(C, align(8))]
 struct ControlBuffer([u8; 64]);
 
-/// Sends an encoded spec with its descriptors; all at once or not at all.
-pub fn send(socket: RawFd, bytes: &[u8], fds: &SpecFds) -> io::Result<()> {
-    let raw: [RawFd; 4] = [fds[0].as_raw_fd(), fds[1].as_raw_fd(), fds[2].as_raw_fd(), fds[3].as_raw_fd()];
+/// Sends bytes with up to four descriptors; all at once or not at all.
+pub fn send(socket: RawFd, bytes: &[u8], fds: &[RawFd]) -> io::Result<()> {
+    let fds = fds.get(..fds.len().min(4)).unwrap_or_default();
     let mut control = ControlBuffer([0; 64]);
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-    let size = std::mem::size_of_val(&raw) as u32;
+    let size = std::mem::size_of_val(fds) as u32;
     let sent = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_iov = &raw mut part;
@@ -105,7 +105,7 @@ pub fn send(socket: RawFd, bytes: &[u8], fds: &SpecFds) -> io::Result<()> {
             (*head).cmsg_level = libc::SOL_SOCKET;
             (*head).cmsg_type = libc::SCM_RIGHTS;
             (*head).cmsg_len = libc::CMSG_LEN(size) as _;
-            std::ptr::copy_nonoverlapping(raw.as_ptr(), libc::CMSG_DATA(head).cast(), 4);
+            std::ptr::copy_nonoverlapping(fds.as_ptr(), libc::CMSG_DATA(head).cast::<RawFd>(), fds.len());
         }
         libc::sendmsg(socket, &raw const message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
     };

@@ -113,6 +113,12 @@ pub fn hung_up(fd: RawFd) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 && poll.revents & (libc::POLLHUP | libc::POLLERR) != 0 }
 }
 
+/// Waits until something can be read, or the other end is gone, for so long.
+pub fn await_input(fd: RawFd, millis: i32) {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    unsafe { libc::poll(&raw mut poll, 1, millis) };
+}
+
 pub fn would_block(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR))
 }

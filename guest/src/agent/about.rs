@@ -63,6 +63,7 @@ impl Agent {
             ("uptime_ms", (self.started.elapsed().as_millis() as u64).into()),
             ("procs", (procs as u64).into()),
             ("mem_kb", (pages * proctree::page_kb()).into()),
+            ("warm", self.warm.value()),
             ("agent_rss_kb", (agent * proctree::page_kb()).into()),
             (
                 "disk",
@@ -103,6 +104,7 @@ impl Agent {
         if let Some(env) = req.opt_map("env")? {
             self.launcher.configure(env)?;
         }
+        self.warm_changed(req)?;
         if req.mentions("deadline_ms") {
             self.set_deadline(deadline);
         }

@@ -10,6 +10,7 @@ mod ops;
 mod pump;
 mod records;
 mod running;
+mod warming;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -29,8 +30,9 @@ use crate::procs::Proc;
 use crate::shim::Shim;
 use crate::sys::{self, Poll, IN};
 use crate::wire::{self, Kind};
+use warming::Warm;
 
-pub const FEATURES: &[&str] = &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure"];
+pub const FEATURES: &[&str] = &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm"];
 /// Who reads a process over a stream.
 pub struct View {
     pub key: u32,
@@ -66,6 +68,8 @@ pub enum Timer {
     Timeout(u32),
     Kill(u32),
     Start(u32),
+    Warm,
+    Cool,
     Hello(u32),
     Dial,
     Deadline,
@@ -82,6 +86,7 @@ pub mod token {
     pub const STDIN: u64 = 8;
     pub const CONTROL: u64 = 9;
     pub const FORWARD: u64 = 10;
+    pub const WARM: u64 = 11;
 
     pub fn of(tag: u64, id: u32) -> u64 {
         tag << 32 | u64::from(id)
@@ -111,6 +116,7 @@ pub struct Agent {
     pub past: HashSet<u64>,
     past_order: VecDeque<u64>,
     spare: Option<Shim>,
+    warm: Warm,
     timers: BTreeSet<(Instant, Timer)>,
     pub deadline: Option<Instant>,
     oom_kills: Option<u64>,
@@ -165,6 +171,7 @@ impl Agent {
             past: HashSet::new(),
             past_order: VecDeque::new(),
             spare: None,
+            warm: Warm::new(boot.warm.clone()),
             timers: BTreeSet::new(),
             deadline: None,
             oom_kills: running::read_oom_kills(),
@@ -176,6 +183,7 @@ impl Agent {
         if agent.boot.dial.is_some() {
             agent.at(now, Timer::Dial);
         }
+        agent.warm_early();
         Ok(agent)
     }
 
@@ -207,6 +215,7 @@ impl Agent {
                 token::ERR => self.on_output(id, 1),
                 token::STDIN => self.on_stdin(id),
                 token::CONTROL => self.on_control(id),
+                token::WARM => self.on_warm(id),
                 token::FORWARD => self.on_forward(id, *ready),
                 _ => {}
             }
@@ -236,6 +245,8 @@ impl Agent {
                 Timer::Timeout(key) => self.on_timeout(key),
                 Timer::Kill(key) => self.kill_step(key),
                 Timer::Start(key) => self.on_start_timeout(key),
+                Timer::Warm => self.on_warm_timer(),
+                Timer::Cool => self.on_warm_idle(),
                 Timer::Hello(id) => self.drop_pending(id),
                 Timer::Dial => self.dial(),
                 Timer::Deadline => {

@@ -15,6 +15,7 @@ use crate::pipes::{Out, Stdin, STDIN_WINDOW};
 use crate::procs::Proc;
 use crate::shim::{self, Report};
 use crate::sys;
+use crate::warm::Spare;
 use crate::wire;
 
 /// Most bytes one `output` answers with.
@@ -87,7 +88,8 @@ impl Agent {
             return Err(OpError::new("exhausted", "too many processes"));
         }
         let plan = self.launcher.plan(req)?;
-        let proc = start(plan, self.take_spare())?;
+        let warm = self.take_warm(&plan);
+        let (proc, born) = start(plan, warm, || self.spare.take())?;
         let stdin = proc.stdin.is_some();
         let detached = proc.detached;
         let key = self.add_proc(proc);
@@ -96,6 +98,10 @@ impl Agent {
             proc.writer = (!detached && stdin).then_some(stream);
         }
         self.streams.insert(stream, Stream::View(view(key, true)));
+        if born > 0 {
+            self.on_started(key, born);
+            self.warm_used();
+        }
         Ok(None)
     }
 
@@ -233,8 +239,8 @@ fn view(key: u32, owner: bool) -> View {
     }
 }
 
-/// Makes pipes or a terminal and hands everything to a shim.
-fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
+/// Makes pipes or a terminal and hands everything to a warm interpreter, whose pid is known, or else to a shim.
+fn start(plan: Plan, warm: Option<Spare>, spare: impl FnOnce() -> Option<shim::Shim>) -> Result<(Proc, i32), OpError> {
     let exhausted = |e: std::io::Error| OpError { code: "exhausted", ..OpError::from(e).at("cannot start") };
     let mut stdin = None;
     let (fds, outs) = if let Some(size) = plan.pty {
@@ -258,9 +264,12 @@ fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
         let outs = [Out::new(Some(out_read), plan.ring), Out::new(Some(err_read), plan.ring)];
         ([input, out_write, err_write, plan.cwd], outs)
     };
-    let shim = shim::launch(spare, &plan.spec, fds).map_err(exhausted)?;
+    let (shim, born) = match warm.filter(|w| w.give(&plan.spec, plan.stdin, &fds).is_ok()) {
+        Some(warm) => (warm.shim, warm.main),
+        None => (shim::launch(spare(), &plan.spec, fds).map_err(exhausted)?, 0),
+    };
     let started_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    Ok(Proc {
+    let proc = Proc {
         key: 0,
         id: plan.id,
         argv: plan.shown,
@@ -269,7 +278,7 @@ fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
         control: Some(shim.control),
         control_bytes: Vec::new(),
         pid: 0,
-        born: 0,
+        born,
         outs,
         stdin,
         pty: plan.pty.is_some(),
@@ -288,5 +297,6 @@ fn start(plan: Plan, spare: Option<shim::Shim>) -> Result<Proc, OpError> {
         kill_waiters: Vec::new(),
         forgotten: false,
         reported: plan.detach,
-    })
+    };
+    Ok((proc, born))
 }

@@ -9,7 +9,7 @@ use crate::op::{map, OpError};
 use crate::pipes::Got;
 use crate::procs::{Exit, Killing, Proc, Step};
 use crate::proctree;
-use crate::shim::{self, Report, Shim, REPORT_BYTES};
+use crate::shim::{self, Report, REPORT_BYTES};
 use crate::sys::{self, IN, OUT};
 use crate::wire;
 
@@ -23,12 +23,10 @@ impl Agent {
         }
     }
 
-    pub(super) fn take_spare(&mut self) -> Option<Shim> {
-        self.spare.take()
-    }
-
+    /// Processes that are the agent's own and not the sandbox's.
     pub(super) fn shim_pids(&self) -> HashSet<i32> {
-        self.procs.values().map(|p| p.shim).chain(self.spare.as_ref().map(|s| s.pid)).filter(|pid| *pid > 0).collect()
+        let shims = self.procs.values().map(|p| p.shim).chain(self.spare.as_ref().map(|s| s.pid));
+        shims.chain(self.warm.pids()).filter(|pid| *pid > 0).collect()
     }
 
     pub(super) fn add_proc(&mut self, mut proc: Proc) -> u32 {
@@ -149,6 +147,7 @@ impl Agent {
                 }
             }
             Report::Started { pid } => self.on_started(key, pid),
+            Report::Ready { .. } => {}
             Report::Failed { .. } => self.on_failed(key, report),
             Report::Exited { status, user_us, sys_us, max_rss_kb } => {
                 self.on_exit(key, status, user_us, sys_us, max_rss_kb);
@@ -227,6 +226,9 @@ impl Agent {
             }
             if self.spare.as_ref().is_some_and(|s| s.pid == pid) {
                 self.spare = None;
+                continue;
+            }
+            if self.warm_reaped(pid, status) {
                 continue;
             }
             let shim = self.procs.values().find(|p| p.shim == pid).map(|p| p.key);
