@@ -1,5 +1,7 @@
 """The three parsers that read what sandboxes send: exact on what is good, closed on all else, and never surprised."""
 
+import ipaddress
+import socket
 import struct
 
 import pytest
@@ -94,6 +96,30 @@ def test_dns_answers_never_fail_otherwise(packet: bytes) -> None:
     except dns.DnsError:
         return
     assert all(len(address.split(".")) == 4 for address in answer.addresses)
+
+
+SIX = (
+    struct.pack("!6H", 7, 0x8180, 1, 2, 0, 0) + QUERY[12:-4] + struct.pack("!HH", 28, 1)
+    + 2 * (b"\xc0\x0c" + struct.pack("!HHIH", 28, 1, 30, 16) + socket.inet_pton(socket.AF_INET6, "2001:db8::1"))
+)  # fmt: skip
+
+
+def test_ipv6_answers_are_read() -> None:
+    """Take AAAA records for an AAAA question, and for no other."""
+    assert dns.parse_answer(SIX, 7, b"a.example", dns.AAAA) == dns.Answer(0, ("2001:db8::1",), 30)
+    with pytest.raises(dns.DnsError):
+        dns.parse_answer(SIX, 7, b"a.example")
+
+
+@FUZZ
+@given(mutated(SIX))
+def test_ipv6_answers_never_fail_otherwise(packet: bytes) -> None:
+    """Give an answer, or DnsError, for any bytes from upstream."""
+    try:
+        answer = dns.parse_answer(packet, 7, b"a.example", dns.AAAA)
+    except dns.DnsError:
+        return
+    assert all(ipaddress.IPv6Address(address) for address in answer.addresses)
 
 
 @FUZZ

@@ -156,7 +156,7 @@ def test_who_gives_up_is_told_why(lab: Lab) -> None:
     """Note in the result of a command that something still waits, and no longer once it was decided."""
     boss = Boss(lab)
     box = lab.create(hosts=BOTH, require_approval=["host:b.example"])
-    hasty = client.replace("20", "1") + "print(tls('b.example'))"
+    hasty = client.replace("20", "5") + "print(tls('b.example'))"
     ran = box.run(hasty)
     approval = asked(lab, box)["id"]
     assert ran["stdout"].startswith("no ")
