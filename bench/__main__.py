@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench import chart, report, results
 from bench.lab import Lab
-from bench.measure import absent, race
+from bench.measure import FEWEST_ROUNDS, absent, race
 from bench.rows import PLANS, Plan
 
 HERE = Path(__file__).parent
@@ -33,7 +33,7 @@ def main() -> int:
         metavar="PATTERN",
         help="rows whose id has this word or matches this glob; commas for more",
     )
-    parser.add_argument("--rounds", type=int, default=30, help="rounds of an ordinary row (default 30)")
+    parser.add_argument("--rounds", type=int, default=20, help="rounds of an ordinary row (default 20)")
     parser.add_argument("--quick", action="store_true", help="few rounds and small crowds; the figures are rough")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
     parser.add_argument(
@@ -72,7 +72,7 @@ def measure(plans: list[Plan], rounds: int, *, quick: bool = False) -> results.R
     try:
         with lab:
             for number, plan in enumerate(plans, 1):
-                say(f"[{number}/{len(plans)}] {plan.title}\n")
+                say(f"[{number}/{len(plans)}] {time.monotonic() - start:4.0f} s  {plan.title}\n")
                 rows.append(one(lab, plan))
     except KeyboardInterrupt:
         say("interrupted; what was begun is cleaned away\n")
@@ -90,10 +90,8 @@ def one(lab: Lab, plan: Plan) -> results.Row:
         return results.row_of(plan.id, plan.title, plan.unit, contenders, plan.goals)
     try:
         contenders = plan.make(lab)
-        count = max(1, round(lab.rounds * plan.rounds)) if plan.rounds else 1
-        if plan.rounds and plan.rounds < 1:
-            count = max(3, count)
-        race(contenders, count, plan.unit, plan.size, warm_up=plan.rounds > 0, say=progress)
+        count = plan.turns or max(FEWEST_ROUNDS, round(lab.rounds * plan.rounds))
+        race(contenders, count, plan.unit, plan.size, warm_up=not plan.turns, say=progress)
     except Exception as error:
         contenders = [absent("atoll", f"{type(error).__name__}: {error}"[:300])]
     finally:

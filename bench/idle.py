@@ -15,9 +15,9 @@ from bench import peers, processes
 from bench.lab import Lab
 from bench.measure import Contender
 
-FEW = 10
+FEW = 5
 WATCH = 10.0  # seconds over which idle CPU is counted
-SETTLE = 5.0
+SETTLE = 3.0
 WORKERS = 8
 LONGEST = 150.0  # seconds to make a crowd
 

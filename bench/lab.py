@@ -27,15 +27,17 @@ max_count = 3000
 
 [images]
 ca_file = "{ca}"
+{more}
 """
 
 
 class Lab:
     """One per run; as a context manager it leaves nothing on the machine."""
 
-    def __init__(self, rounds: int, *, quick: bool = False) -> None:
+    def __init__(self, rounds: int, *, quick: bool = False, settings: str = "") -> None:
         self.rounds = rounds
         self.quick = quick
+        self._settings = settings
         self.runtimes: list[str] = []
         self.work = Path(tempfile.mkdtemp(prefix="atb-"))
         self.home = str(self.work / "home")
@@ -60,7 +62,7 @@ class Lab:
         os.makedirs(self.home, mode=0o711)
         config = Path(self.home, "config.toml")
         registry.make_certificate(self.work)
-        config.write_text(CONFIG.format(ca=self.work / registry.CA))
+        config.write_text(CONFIG.format(ca=self.work / registry.CA, more=self._settings))
         config.chmod(0o600)
         with open(self.work / "serve.log", "wb") as log:
             daemon = subprocess.Popen(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MOST_FAILURES = 3
+FEWEST_ROUNDS = 3
+LONGEST_ROW = 40.0  # seconds; after that the round under way is the last, if there were a few
 HIGHER_IS_BETTER = ("MB/s", "per s")
 
 
@@ -91,7 +93,10 @@ def race(
     if warm_up:
         for c in runners:
             _once(c, unit, size, count=False)
+    until = time.monotonic() + LONGEST_ROW
     for number in range(rounds):
+        if number >= FEWEST_ROUNDS and time.monotonic() > until:
+            return
         say(f"{number + 1}/{rounds}")
         turn = number % len(runners) if runners else 0
         for c in runners[turn:] + runners[:turn]:

@@ -12,12 +12,12 @@ from bench.lab import Lab
 from bench.measure import Contender, Goal
 
 Make = Callable[[Lab], list[Contender]]
-MBS, RARE, OFTEN, ONCE = "MB/s", 1 / 6, 10.0, 0.0
+MBS, RARE, OFTEN = "MB/s", 1 / 6, 10.0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One row. `rounds` is a multiple of what the command line asks for; 0: once, without a round to warm up."""
+    """One row. `rounds` is a multiple of what the command line asks for; `turns`: so many, without a round to warm up."""
 
     id: str
     title: str
@@ -26,6 +26,7 @@ class Plan:
     unit: str = "ms"
     size: int = 0  # bytes of one round, for MB/s
     rounds: float = 1.0
+    turns: int = 0
     runtime: str = ""  # needs this runtime
     note: str = ""
 
@@ -50,7 +51,7 @@ def _density(runtime: str, count: str) -> list[Plan]:
     return [
         Plan(
             f"density-{runtime}-{figure.replace('_', '-')}", f"{count} idle {runtime} sandboxes at once, {what}",
-            partial(idle.density, runtime=runtime, figure=figure), goals if ours else {}, unit, rounds=ONCE, runtime=runtime,
+            partial(idle.density, runtime=runtime, figure=figure), goals if ours else {}, unit, turns=1, runtime=runtime,
         )
         for figure, what, unit, goals in (
             ("seconds", "to make them all", "s", {}),
@@ -62,7 +63,7 @@ def _density(runtime: str, count: str) -> list[Plan]:
 
 
 ONE_SHOT = [
-    Plan(f"oneshot-{name.lower()}", f"one-shot {what}", partial(oneshot.hello, language=name), rounds=2 / 3)
+    Plan(f"oneshot-{name.lower()}", f"one-shot {what}", partial(oneshot.hello, language=name), rounds=1 / 2)
     for name, what in (
         ("sh", "hello, shell"),
         ("Python", "hello, Python"),
@@ -72,13 +73,13 @@ ONE_SHOT = [
 ]
 LIVE = [
     Plan("exec-true", "exec of /bin/true in a live sandbox", live.exec_true, {"atoll container": ratio(2)}, rounds=OFTEN),
+    Plan("snippet-python", "Python snippet in a live sandbox", live.python, {"atoll container": ratio(0.5)}, rounds=3),
     Plan(
-        "snippet-python", "Python snippet in a live sandbox", live.snippet, {"atoll container, warm": ratio(0.5)}, rounds=3
+        "snippet-numpy", "import numpy in a live sandbox, imported ahead unless cold", live.numpy,
+        {"atoll container": ratio(0.1)},
     ),
-    Plan(
-        "snippet-numpy", "import numpy in a live sandbox, numpy pre-imported when warm", live.numpy,
-        {"atoll container, warm": ratio(0.1)},
-    ),
+    Plan("snippet-node", "Node snippet in a live sandbox", live.node),
+    Plan("snippet-shell", "shell snippet in a live sandbox", live.shell, rounds=3),
 ]  # fmt: skip
 CREATE = [
     *(
@@ -92,11 +93,11 @@ CREATE = [
     Plan("create-network", "what a network adds to a cold create", create.network, {"atoll with a network": Goal("extra", 5)}),
     Plan(
         "burst", "100 creates at once, each with a first command", partial(create.burst, count=100),
-        {"atoll": ratio(2.5)}, rounds=1 / 10, runtime="container",
+        {"atoll": ratio(2.5)}, turns=2, runtime="container",
     ),
     Plan(
         "sustained", "creates per second, sustained by four workers", partial(create.sustained, seconds=5.0),
-        {"atoll": least(20)}, unit="per s", rounds=1 / 10, runtime="container",
+        {"atoll": least(20)}, unit="per s", turns=2, runtime="container",
     ),
 ]  # fmt: skip
 THROUGHPUT = [
@@ -141,7 +142,7 @@ GATEWAY = [
     *(
         Plan(
             f"grpc-crowd-{figure}", f"64 gRPC clients at once, {what}",
-            partial(gateway.crowd, figure=figure), goals, unit, rounds=ONCE, runtime="container",
+            partial(gateway.crowd, figure=figure), goals, unit, turns=1, runtime="container",
         )
         for figure, what, unit, goals in (
             ("errors", "errors", "errors", {"atoll": most(0)}),
@@ -153,9 +154,9 @@ GATEWAY = [
 WORKSPACES = [
     Plan(
         "snapshot", "snapshot of 1 GiB of random bytes", workspaces.rates,
-        {"atoll save": least(300), "atoll restore": least(300)}, MBS, workspaces.GIB, ONCE,
+        {"atoll save": least(300), "atoll restore": least(300)}, MBS, workspaces.GIB, turns=1,
     ),
-    Plan("snapshot-again", "second snapshot, nothing changed", workspaces.again, {"atoll": ratio(0.2)}, rounds=ONCE),
+    Plan("snapshot-again", "second snapshot, nothing changed", workspaces.again, {"atoll": ratio(0.2)}, turns=1),
 ]  # fmt: skip
 DOORS = [
     Plan("mcp-call", "MCP sandbox_run on a live session", doors.mcp, {"atoll container": most(10)}, rounds=3),
@@ -174,14 +175,14 @@ DOORS = [
 IDLE = [
     Plan(
         "memory-container", "memory of an idle sandbox (PSS and kernel), container", partial(idle.memory, runtime="container"),
-        {"atoll": most(3), "atoll with a warm Python": most(7)}, "MB", rounds=ONCE, runtime="container",
+        {"atoll": most(3), "atoll with a warm Python": most(7)}, "MB", turns=1, runtime="container",
     ),
     Plan(
         "memory-gvisor", "memory of an idle sandbox (PSS and kernel), gvisor", partial(idle.memory, runtime="gvisor"),
-        {}, "MB", rounds=ONCE, runtime="gvisor",
+        {}, "MB", turns=1, runtime="gvisor",
     ),
     Plan(
-        "idle-cpu-gvisor", "CPU of one core, one idle gvisor sandbox", idle.gvisor_cpu, {}, "%", rounds=ONCE, runtime="gvisor"
+        "idle-cpu-gvisor", "CPU of one core, one idle gvisor sandbox", idle.gvisor_cpu, {}, "%", turns=1, runtime="gvisor"
     ),
     *_density("container", "1,000"),
     Plan(
