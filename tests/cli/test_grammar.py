@@ -9,6 +9,7 @@ import pytest
 import atoll
 from atoll.cli import find, main
 from atoll.cli.grammar import UsageError, parse
+from atoll.cli.help import FIRST
 from atoll.cli.output import safe, safe_bytes
 from atoll.cli.verbs import BY_NAME, SHARED, VERBS
 from atoll.client.codec import loads
@@ -94,13 +95,41 @@ def test_every_verb_has_help_and_a_function(verb: object, capfd: pytest.CaptureF
     assert callable(getattr(found, function))
 
 
-def test_help_lists_every_verb(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0 and main(["help"]) == 0 and main(["--help"]) == 0 and main(["sandbox", "--help"]) == 0
-    shown = capfd.readouterr().out
+def test_help_shows_what_is_used_first_and_all_of_it_when_asked(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0 and main(["help"]) == 0 and main(["--help"]) == 0
+    first = capfd.readouterr().out
+    assert len(first.splitlines()) < 3 * 50 and first.index("Run code") < first.index("doctor")
+    assert all(name in BY_NAME for names in FIRST.values() for name in names)
+    assert all(
+        word in first for word in {verb.name.split()[0] for verb in VERBS}
+    )  # each has at least its first word there
+    assert main(["help", "--all"]) == 0
+    everything = capfd.readouterr().out.splitlines()
+    heads = [line[2:] for line in everything if line.startswith("  ")]
     for verb in VERBS:
-        assert verb.name in shown
+        assert [head for head in heads if head.startswith(f"{verb.name} ".rstrip())], verb.name
+    assert main(["sandbox", "--help"]) == 0
+    shown = capfd.readouterr().out
+    assert all(f"  {name} " in shown for name in BY_NAME if name.startswith("sandbox "))
     assert main(["help", "sandbox", "run"]) == 0
     assert main(["help", "nothing"]) == 2
+
+
+def test_flags_of_every_verb_may_come_first(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "version"]) == 0 and main(["--context", "x", "version"]) == 0
+    assert main(["--context=x", "--debug", "version", "--json"]) == 0
+    assert main(["--debug", "help", "run"]) == 0 and main(["--debug"]) == 0
+    assert "Run a command" in capfd.readouterr().out
+    assert main(["--debug", "sandbox", "creat"]) == 1 and loads(capfd.readouterr().out)["ok"] is False
+    assert main(["--debug", "sb", "creat"]) == 1 and loads(capfd.readouterr().out)["ok"] is False
+    assert main(["--nothing", "run"]) == 2
+    verb, rest, moved = find(["--endpoint", "h:1", "run", "ls", "--debug"])
+    assert verb is BY_NAME["run"] and (rest, moved) == (["ls", "--debug"], ["--endpoint", "h:1"])
+
+
+def test_cp_between_two_places_of_one_side_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["cp", "a", "b"]) == 2 and main(["cp", "a:/x", "b:/y"]) == 2 and main(["cp", "a", "b:"]) == 2
+    assert "REF:/workspace" in capfd.readouterr().err
 
 
 def test_the_catalog_names_every_sandbox_verb(capfd: pytest.CaptureFixture[str]) -> None:

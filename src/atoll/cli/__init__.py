@@ -26,9 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .k8e_words import translate
 
         words = translate(words)
+    before, words = _shared_first(words)
     if words and words[0] in ALIASES:
         words[:1] = ALIASES[words[0]].split()
     as_json = words[:1] == ["sandbox"] and os.path.basename(sys.argv[0]) != "agentkernel"
+    words = before + words
     debug = "--debug" in words or bool(os.environ.get("ATOLL_DEBUG") or os.environ.get("K8E_SANDBOX_DEBUG"))
     try:
         return _dispatch(words)
@@ -73,6 +75,7 @@ def _call(verb: Verb, arguments: Arguments) -> int:
 
 def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
     """The verb these words name, what follows it, and shared flags that stood before it. None: help is wanted."""
+    before, words = _shared_first(words)
     if not words or words[0] in ("-h", "--help"):
         return None, [], []
     if words[0] in ("-V", "--version"):
@@ -83,13 +86,10 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
         if verb is None:
             tops = [name.split()[0] for name in BY_NAME]
             raise UsageError(f"unknown command {words[0]!r}", nearest(words[0], tops) or "see: atoll help")
-        return verb, words[1:], []
-    group, rest = words[0], words[1:]
-    moved: list[str] = []
-    takes_value = {f"--{flag.name}": bool(flag.value) for flag in SHARED}
-    while rest and rest[0].partition("=")[0] in takes_value and rest[0] != "--help":
-        count = 2 if takes_value[rest[0].partition("=")[0]] and "=" not in rest[0] else 1
-        moved, rest = moved + rest[:count], rest[count:]
+        return verb, words[1:], before
+    group = words[0]
+    moved, rest = _shared_first(words[1:])
+    moved = before + moved
     if not rest or rest[0] in ("-h", "--help", "help"):
         return None, [group], []
     verb = BY_NAME.get(" ".join((group, *rest[:2])))
@@ -107,6 +107,16 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
             f"unknown command {group} {rest[0]!r}", nearest(rest[0], members, group + " ") or f"see: atoll help {group}"
         )
     return verb, rest[1:], moved
+
+
+def _shared_first(words: list[str]) -> tuple[list[str], list[str]]:
+    """The flags every verb has that stand at the beginning, and the rest."""
+    moved: list[str] = []
+    takes_value = {f"--{flag.name}": bool(flag.value) for flag in SHARED if flag.name != "help"}
+    while words and words[0].partition("=")[0] in takes_value:
+        count = 2 if takes_value[words[0].partition("=")[0]] and "=" not in words[0] else 1
+        moved, words = moved + words[:count], words[count:]
+    return moved, words
 
 
 def _help(words: list[str]) -> int:

@@ -11,6 +11,7 @@ import stat
 from ..client import archive, calls
 from ..client.results import FileInfo
 from ..errors import FileNotFound, InvalidArgument, NotFound
+from .grammar import UsageError
 from .output import FAILED, OWN_FAILURE, say, write
 from .session import open_link, reference
 
@@ -26,7 +27,9 @@ def copy(arguments: Arguments) -> int:
     source, target = arguments.rest
     here, there = _place(source), _place(target)
     if (here is None) == (there is None):
-        raise InvalidArgument("one of the two must be in a sandbox (REF:/path), the other not")
+        raise UsageError(
+            "one of the two must be in a sandbox, the other not", "such as: atoll cp data.csv REF:/workspace/"
+        )
     link = open_link(arguments)
     try:
         if there is not None:
@@ -44,7 +47,7 @@ def _place(text: str) -> tuple[str, str] | None:
     if not colon or not ref or "/" in ref or ref in (".", ".."):
         return None
     if not path:
-        raise InvalidArgument(f"{text!r} names no path")
+        raise UsageError(f"{text!r} names no path", f"such as {text}/workspace")
     return reference(ref), path
 
 

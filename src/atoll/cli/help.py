@@ -25,17 +25,65 @@ ENVIRONMENT = """Environment
   K8E_SANDBOX_* work as well; ATOLL_* wins"""
 
 
-def overview(group: str | None = None) -> None:
+# What a person meets first; everything else is in its group, and in `help --all`.
+FIRST = {
+    "Run code": ("run", "sandbox run"),
+    "Sandboxes that stay": ("sandbox create", "list", "exec", "attach", "cp", "stop", "start", "remove"),
+    "For coding agents": ("skill install", "mcp"),
+    "This machine": ("doctor", "daemon status", "config show", "egress log", "image list"),
+}
+
+
+def overview(group: str | None = None, everything: bool = False) -> None:
     lines = [
         f"atoll {__version__}: run code where it cannot hurt this machine",
         "",
         "Usage: atoll <command> [flags]",
         "",
     ]
-    chosen = [verb for verb in VERBS if group is None or verb.name.startswith(group + " ")]
-    width = max(len(f"{verb.name} {verb.positionals}") for verb in chosen) + 2
-    lines += [f"  {f'{verb.name} {verb.positionals}'.ljust(width)}{verb.help}" for verb in chosen]
-    tell("\n".join([*lines, "", "`atoll help <command>` shows flags and examples.", "", EXIT_CODES, "", ENVIRONMENT]))
+    if group is not None:
+        lines += _verb_lines([verb for verb in VERBS if verb.name.startswith(group + " ")])
+    elif everything:
+        for title, verbs in _by_group().items():
+            lines += [title, *_verb_lines(verbs), ""]
+    else:
+        width = max(len(_head(BY_NAME[name])) for names in FIRST.values() for name in names) + 2
+        for title, names in FIRST.items():
+            lines += [title, *_verb_lines([BY_NAME[name] for name in names], width), ""]
+        shown = {name for names in FIRST.values() for name in names}
+        more = sorted({verb.name.split()[0] for verb in VERBS if verb.name not in shown})
+        lines += ["More", *_wrapped(more), ""]
+    if lines[-1]:
+        lines.append("")
+    lines += ["`atoll help <command>` shows flags and examples, `atoll help --all` every command.", "", EXIT_CODES]
+    tell("\n".join([*lines, "", ENVIRONMENT] if everything else lines))
+
+
+def _by_group() -> dict[str, list[Verb]]:
+    """Commands of one word first, then each group by its name."""
+    groups: dict[str, list[Verb]] = {"Commands": []}
+    for verb in sorted(VERBS, key=lambda verb: verb.name):
+        first = verb.name.split()[0]
+        groups.setdefault(first if first in GROUPS else "Commands", []).append(verb)
+    return groups
+
+
+def _head(verb: Verb) -> str:
+    return f"{verb.name} {verb.positionals}".rstrip()
+
+
+def _verb_lines(verbs: list[Verb], width: int = 0) -> list[str]:
+    width = width or max(len(_head(verb)) for verb in verbs) + 2
+    return [f"  {_head(verb).ljust(width)}{verb.help}" for verb in verbs]
+
+
+def _wrapped(words: list[str], most: int = 100) -> list[str]:
+    lines = [" "]
+    for word in words:
+        if len(lines[-1]) + len(word) > most:
+            lines.append(" ")
+        lines[-1] += " " + word
+    return lines
 
 
 def describe(verb: Verb) -> None:
@@ -57,7 +105,7 @@ def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
 def show(arguments: Arguments) -> int:
     name = " ".join(arguments.rest)
     if not name or name in GROUPS or any(verb.startswith(name + " ") for verb in BY_NAME if name not in BY_NAME):
-        overview(name or None)
+        overview(name or None, bool(arguments.all))
     elif name in BY_NAME:
         describe(BY_NAME[name])
     else:

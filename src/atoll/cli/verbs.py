@@ -278,7 +278,10 @@ OWN = (
     Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),
-    Verb("help", "help:show", "[VERB] [VERB2]", "This text, or a verb's."),
+    Verb(
+        "help", "help:show", "[VERB] [VERB2]", "This text, a group's or a command's.",
+        (Flag("all", "", "every command, with exit codes and environment"),),
+    ),
 )  # fmt: skip
 
 VERBS: tuple[Verb, ...] = (*OWN, *K8E, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
