@@ -18,6 +18,7 @@ from atoll.egress.http_head import HeadError, RequestGuard
 from atoll.egress.member import Member
 from atoll.egress.policy import HOST_NAME
 from atoll.egress.relay import Relay
+from atoll.egress.requests import Request
 
 FIRST_BYTES_SECONDS: Final = 15.0
 DIAL_SECONDS: Final = 20.0
@@ -75,7 +76,11 @@ class Flow:
 
     def still_allowed(self) -> bool:
         """Would it be let through under the policy as it is now?"""
-        return all(self.member.policy.decide(name, self.port).allowed for name in self.names)
+        policy = self.member.policy
+        return all(
+            policy.decide(name, self.port).allowed and (self._guard is not None or not policy.narrowed(name, self.port))
+            for name in self.names
+        )
 
     def cut(self) -> None:
         """End now, with a reset on both sides."""
@@ -131,7 +136,7 @@ class Flow:
             raise Refused(verdicts[0][1].reason, verdicts[0][0])
         if self.port == 443:
             return await self._admit_tls()
-        if self.port == 80:
+        if self.port == 80 or any(self.member.policy.narrowed(name, self.port) for name in allowed):
             return await self._admit_http()
         self._judge(allowed[0])
         return b""
@@ -172,7 +177,7 @@ class Flow:
     def _goodbye(self, why: str, name: str) -> bytes:
         if self.port == 443:
             return _TLS_ALERT
-        return _forbidden(HeadError(why, name)) if self.port == 80 else b""
+        return _forbidden(HeadError(why, name)) if self._guard is not None else b""
 
     async def _admit_tls(self) -> bytes:
         data = bytearray()
@@ -186,7 +191,7 @@ class Flow:
         return bytes(data[: found.size])
 
     async def _admit_http(self) -> bytes:
-        guard = self._guard = RequestGuard(self.port, self._approve)
+        guard = self._guard = RequestGuard(self.port, self._approve, self._look)
         ready = b""
         try:
             while not ready:
@@ -200,6 +205,10 @@ class Flow:
             self._judge(host)
         except Refused as no:
             raise HeadError(no.reason, host) from None
+
+    def _look(self, host: str, request: Request) -> None:
+        if not self.member.policy.permits(host, self.port, request):
+            raise HeadError(f"{request.method} {request.path[:100]} is not among the requests open for this host", host)
 
     async def _more(self, missing: str) -> bytes:
         left = FIRST_BYTES_SECONDS - (time.monotonic() - self.last_active)
@@ -322,7 +331,9 @@ class Flow:
 
     def _refuse(self, no: Refused) -> None:
         names = self.member.grants.names(self.address)
-        name = no.name or (names[0] if len(names) == 1 else "")  # what the client kept to itself, where it can only be that
+        name = no.name or (
+            names[0] if len(names) == 1 else ""
+        )  # what the client kept to itself, where it can only be that
         self._report(self.member, name, self._far, self.port, "tcp", no.reason)
         if self._relay is not None:
             self.cut()

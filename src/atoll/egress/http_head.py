@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from atoll.egress.names import BadName, from_wire
+from atoll.egress.requests import OVERRIDES, Request
 
 MAX_HEAD: Final = 65536
 _MAX_FIELDS: Final = 200
@@ -42,11 +43,18 @@ def parse_authority(raw: bytes, port: int) -> str:
 
 
 class RequestGuard:
-    """Reads one direction of a connection; `approve` is called with each request's host and raises HeadError to refuse."""
+    """Reads one direction of a connection; `approve` is called with each request's host, and `look` then with the request
+    itself: they raise HeadError to refuse."""
 
-    def __init__(self, port: int, approve: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        port: int,
+        approve: Callable[[str], None],
+        look: Callable[[str, Request], None] = lambda host, request: None,
+    ) -> None:
         self._port = port
         self._approve = approve
+        self._look = look
         self._held = bytearray()
         self._state = "head"
         self._left = 0
@@ -144,19 +152,23 @@ class RequestGuard:
         if len(hosts) != 1:
             raise HeadError("a request needs exactly one Host")
         host = parse_authority(hosts[0], self._port)
-        self._check_target(method, target, host)
+        path = self._check_target(method, target, host)
         self._frame(fields, minor, host)
         self._approve(host)
+        body, overrides = self._state != "head", not OVERRIDES.isdisjoint(fields)
+        self._look(host, Request(method.decode(), path, bool(self.upgrade_asked), body, overrides))
         self.host = host
 
-    def _check_target(self, method: bytes, target: bytes, host: str) -> None:
+    def _check_target(self, method: bytes, target: bytes, host: str) -> str:
+        """The path that is asked for, without its query."""
         if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
-            return
+            return target.partition(b"?")[0].decode()
         match = _ABSOLUTE.match(target)
         if match is None:
             raise HeadError("malformed request target", host)
         if parse_authority(match[1], self._port) != host:
             raise HeadError("request target and Host disagree", host)
+        return (target[match.end(1) :] or b"/").partition(b"?")[0].decode()
 
     def _frame(self, fields: dict[bytes, list[bytes]], minor: bytes, host: str) -> None:
         lengths, codings = fields.get(b"content-length", []), fields.get(b"transfer-encoding", [])

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from atoll.egress import presets
+from atoll.egress import presets, requests
 from atoll.egress.addresses import Network
 from atoll.egress.names import BadName, canonical, from_wire
+from atoll.egress.requests import Request, Requests
 from atoll.errors import InvalidArgument
 
 HOST_NAME: Final = "host.atoll.internal"
@@ -25,10 +26,12 @@ ANY_PORT: Final = None
 
 @dataclass(frozen=True, slots=True)
 class HostRule:
-    """One entry: an exact name, a `*.suffix`, or `*`; without a port it opens the default ones of the name."""
+    """One entry: an exact name, a `*.suffix`, or `*`; without a port it opens the default ones of the name. With
+    `requests` it opens its port for these alone."""
 
     name: str
     port: int | None = None
+    requests: Requests | None = None
 
     def covers(self, name: str) -> bool:
         if self.name == "*":
@@ -46,6 +49,8 @@ class HostRule:
         return (*WEB_PORTS, GIT_PORT) if name in presets.git_hosts() else WEB_PORTS
 
     def __str__(self) -> str:
+        if self.requests is not None and self.port is not None:
+            return requests.show(self.name, self.port, self.requests)
         return self.name if self.port is None else f"{self.name}:{self.port}"
 
 
@@ -104,6 +109,16 @@ class EgressPolicy:
     def waits(self, name: str) -> bool:
         """Does a connection to this name, which is in canonical form, need somebody's approval?"""
         return any(fnmatchcase(name, pattern) for pattern in self.held)
+
+    def narrowed(self, name: str, port: int) -> bool:
+        """Is the port open for some requests only?"""
+        open_here = [rule for rule in self.rules if rule.covers(name) and _open(rule.ports_of(name), port)]
+        return bool(open_here) and all(rule.requests is not None for rule in open_here)
+
+    def permits(self, name: str, port: int, request: Request) -> bool:
+        """May this request be sent to a name and port that are open?"""
+        open_here = [rule for rule in self.rules if rule.covers(name) and _open(rule.ports_of(name), port)]
+        return any(rule.requests is None or rule.requests.permits(request) for rule in open_here)
 
     def ports(self, name: str) -> tuple[int, ...] | None:
         """Every port open for `name`, sorted; None is any port, an empty tuple is no port."""
@@ -181,6 +196,11 @@ def held_pattern(text: str) -> str:
 def _parse_entry(entry: object) -> HostRule:
     if not isinstance(entry, str):
         raise InvalidArgument("a host must be a string", details={"host": repr(entry)[:80]})
+    if " http://" in entry:
+        name, http_port, narrow = requests.parse(entry)
+        if name == "*":
+            raise InvalidArgument(f"{entry[:80]!r}: rules for requests need a named host")
+        return HostRule(_parse_entry(name).name, http_port, narrow)
     host, colon, port_text = entry.partition(":")
     port = _parse_port(port_text, entry) if colon else None
     if host == "*":
@@ -206,7 +226,7 @@ def _parse_private(private: Mapping[str, Iterable[str]]) -> tuple[tuple[str, tup
     parsed = []
     for host, networks in private.items():
         rule = _parse_entry(host)
-        if rule.name == "*" or rule.port is not None or isinstance(networks, str):
+        if rule.name == "*" or rule.port is not None or rule.requests is not None or isinstance(networks, str):
             raise InvalidArgument(f"a private network needs a named host and a list of networks, not {host!r}")
         try:
             parsed.append((rule.name, tuple(ipaddress.ip_network(net) for net in networks)))

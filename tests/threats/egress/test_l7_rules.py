@@ -1,10 +1,13 @@
-"""EGR-09: an allowed host can be a mailbox, so its use is counted to the byte, and presets name no shared storage."""
+"""EGR-09: an allowed host can be a mailbox, so its use is counted to the byte, presets name no shared storage, and where
+requests can be read they can be narrowed to methods and paths."""
 
 import socket
 
+import pytest
 from egress_world import World, dns_query, wait_for
 
-from atoll.egress import default_hosts, mode, registries
+from atoll.egress import EgressPolicy, default_hosts, mode, registries
+from atoll.errors import InvalidArgument
 
 
 def test_counters_are_exact(world: World) -> None:
@@ -50,3 +53,104 @@ def test_presets_open_no_shared_storage() -> None:
     )
     for host in (*registries(), *default_hosts(), *mode("codex")):
         assert not any(word in host for word in shared), host
+
+
+RULE = "GET|HEAD http://a.example/simple/"
+
+
+def request(line: str, *fields: str, body: str = "") -> bytes:
+    return "\r\n".join((f"{line} HTTP/1.1", "Host: a.example", *fields, "", body)).encode()
+
+
+REFUSED = {
+    "method": request("POST /simple/x", "Content-Length: 4", body="data"),
+    "path": request("GET /other/x"),
+    "beside": request("GET /simple"),
+    "parent": request("GET /simple/../other"),
+    "encoded parent": request("GET /simple/%2e%2e/other"),
+    "encoded slash": request("GET /simple/..%2fother"),
+    "twice encoded": request("GET /simple/%252e%252e/other"),
+    "backslash": request("GET /simple/..%5cother"),
+    "double slash": request("GET //simple/x"),
+    "parameter": request("GET /simple/..;/other"),
+    "fragment": request("GET /other#/simple/"),
+    "absolute form": request("GET http://a.example/other/simple/"),
+    "other case": request("GET /Simple/x"),
+    "body of a GET": request("GET /simple/x", "Content-Length: 4", body="data"),
+    "chunked GET": request("GET /simple/x", "Transfer-Encoding: chunked", body="4\r\ndata\r\n0\r\n\r\n"),
+    "another method behind the first": request("GET /simple/x", "X-HTTP-Method-Override: PUT"),
+    "another path behind the first": request("GET /simple/x", "X-Original-URL: /other"),
+    "upgrade": request("GET /simple/ws", "Upgrade: websocket", "Connection: Upgrade"),
+    "connect": request("CONNECT a.example:443"),
+}
+
+
+@pytest.mark.parametrize("shape", REFUSED)
+def test_requests_outside_a_rule_are_refused(world: World, shape: str) -> None:
+    """Answer 403 to another method, path or shape of request, before anything is dialled."""
+    world.inet.records["a.example"] = ["203.0.113.10"]
+    with world.sandbox(RULE) as box:
+        before = len(world.inet.dialled)
+        with box.connect("a.example", 80) as sock:
+            sock.sendall(REFUSED[shape])
+            assert sock.makefile("rb").readline().startswith(b"HTTP/1.1 403 ")
+        assert len(world.inet.dialled) == before
+        event = wait_for("an event", lambda: box.events())[0]
+        assert (event.name, event.port) in (("a.example", 80), ("", 80))
+
+
+def test_requests_of_a_rule_pass_one_by_one(world: World) -> None:
+    """Judge every request of a connection by itself, open no other port, and count what passed to the byte."""
+    world.inet.records["a.example"] = ["203.0.113.10"]
+    with world.sandbox(RULE) as box:
+        with pytest.raises(ConnectionRefusedError):
+            box.connect("a.example", 443)
+        good = request("GET /simple/six/?a=../b%2f")
+        absolute = request("GET http://a.example/simple/x")
+        with box.connect("a.example", 80) as sock:
+            for each in (good, absolute):
+                sock.sendall(each)
+                got = sock.recv(1000)
+                while not got.endswith(b"hello from a.example"):
+                    got += sock.recv(1000) or pytest.fail("short")
+            sock.sendall(REFUSED["method"])
+            with pytest.raises(ConnectionError):
+                assert sock.recv(10)
+        assert box.event("POST /simple/x is not among the requests", name="a.example", port=80)
+        use = box.counters()["hosts"]["a.example"]
+        assert (use["connections"], use["sent"]) == (1, len(good) + len(absolute))
+        assert not any(line.startswith("POST") for line, _ in world.inet.requests)
+
+
+def test_a_rule_makes_its_port_one_of_http(world: World) -> None:
+    """Refuse what is not HTTP on the port of a rule, and cut what was open there before the rule."""
+    world.inet.records["a.example"] = ["203.0.113.10"]
+    with world.sandbox("a.example:5432") as box, box.connect("a.example", 5432) as sock:
+        sock.sendall(b"anything")
+        assert sock.recv(10) == b"anything"
+        box.update("GET http://a.example:5432/")
+        with pytest.raises(ConnectionError):
+            sock.recv(10)
+            sock.sendall(b"more")
+            assert sock.recv(10)
+        with box.connect("a.example", 5432) as again:
+            again.sendall(b"anything\r\n\r\n")
+            assert again.makefile("rb").readline().startswith(b"HTTP/1.1 403 ")
+        with box.connect("a.example", 5432) as again:
+            again.sendall(request("GET /x"))
+            assert again.recv(100).startswith(b"GET /x "), "an echo of what was let through"
+        box.update("GET http://a.example:5432/", "a.example:5432")
+        with box.connect("a.example", 5432) as again:
+            again.sendall(b"anything")
+            assert again.recv(10) == b"anything", "what any entry opens is open"
+
+
+def test_rules_are_read_back_as_they_were_written() -> None:
+    entries = [RULE, "POST http://api.example:8080/v1/", "GET http://*.b.example/", "a.example:22"]
+    policy = EgressPolicy.of(entries)
+    assert list(policy.hosts) == entries and EgressPolicy.from_dict(policy.to_dict()) == policy
+    for bad in ("GET http://*/", "GET https://a.example/", "get http://a.example/", "GET http://a.example", "TRACE http://a.example/",
+                "GET http://a.example:443/", "GET http://a.example/../", "GET http://a.example/%2e", "GET  http://a.example/",
+                "GET http://1.2.3.4/", "GET http://a.example/ x", "http://a.example/", "GET http://user@a.example/"):  # fmt: skip
+        with pytest.raises(InvalidArgument):
+            EgressPolicy.of([bad])
