@@ -39,7 +39,7 @@ class Lab:
         self.quick = quick
         self._settings = settings
         self.runtimes: list[str] = []
-        self.work = Path(tempfile.mkdtemp(prefix="atb-"))
+        self.work = Path(tempfile.mkdtemp(prefix="atoll-bench-"))
         self.home = str(self.work / "home")
         self.env = {**os.environ, "ATOLL_HOME": self.home}
         self.row = ExitStack()  # what the present row leaves to be cleaned
