@@ -329,3 +329,27 @@ def _says(version: str) -> Callable[[str], Awaitable[str]]:
         return version
 
     return say
+
+
+def test_an_ordinary_users_v2_groups_lie_where_there_is_room(tmp_path: Path) -> None:
+    """Not in the group that holds the caller's shell, but in the nearest of the user's own above it; what it has not been
+    given is not held, and does not keep the daemon from starting."""
+    manager = tmp_path / "user.slice" / "user@1000.service"
+    shell = manager / "app.slice" / "terminal.scope"
+    shell.mkdir(parents=True)
+    for place, processes in ((manager, ""), (manager / "app.slice", ""), (shell, "4711\n")):
+        (place / "cgroup.procs").write_text(processes)
+        (place / "cgroup.controllers").write_text("memory\n")
+        (place / "cgroup.subtree_control").write_text("")
+    (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
+    own = tmp_path / "own"
+    own.write_text("0::/user.slice/user@1000.service/app.slice/terminal.scope\n")
+    found = Hierarchies(tmp_path, {}).delegated(str(own))
+    assert found.top(tmp_path) == manager / "app.slice"
+    assert found.holder("memory") == tmp_path and found.holder("pids") is None
+    groups = Groups("0" * 8, found)
+    groups.rootless = True
+    groups.prepare()
+    assert (manager / "app.slice" / "atoll" / ("0" * 8)).is_dir()
+    assert (manager / "app.slice" / "cgroup.subtree_control").read_text() == "+memory"
+    assert not (manager / "app.slice" / "atoll-daemon").exists()  # it is not there, so it need not step aside

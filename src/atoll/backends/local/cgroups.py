@@ -37,10 +37,10 @@ class Hierarchies:
     def top(self, mount: Path) -> Path:
         return self.tops.get(mount, mount)
 
-    def delegated(self) -> "Hierarchies":
+    def delegated(self, memberships: str = "/proc/self/cgroup") -> "Hierarchies":
         """Only those in which the group we are in was given to us, and below that."""
         own = {}
-        for line in _read(Path("/proc/self/cgroup")).splitlines():
+        for line in _read(Path(memberships)).splitlines():
             _, controllers, path = line.split(":", 2)
             for name in controllers.split(",") if controllers else [""]:
                 own[name.removeprefix("name=") if name.startswith("name=") else name] = path.lstrip("/")
@@ -52,7 +52,7 @@ class Hierarchies:
         return Hierarchies(unified, {name: mount for name, mount in self.v1.items() if mount in tops}, tops)
 
     @staticmethod
-    def detect(mountinfo: str = "/proc/self/mountinfo") -> "Hierarchies":
+    def detect(mountinfo: str = "/proc/self/mountinfo", root: Path = Path("/")) -> "Hierarchies":
         unified: Path | None = None
         v1: dict[str, Path] = {}
         with open(mountinfo, encoding="utf-8", errors="replace") as file:
@@ -62,19 +62,19 @@ class Hierarchies:
                 if len(fields) < 5 or fields[3] != "/":
                     continue
                 if kind == "cgroup2" and unified is None:
-                    unified = Path(fields[4])
+                    unified = root / fields[4].lstrip("/")
                 elif kind == "cgroup":
                     known = {"rw", "ro", "xattr", "clone_children", "noprefix"}
                     for name in options.strip().split(","):
                         if name not in known and not name.startswith("release_agent"):
-                            v1.setdefault(name, Path(fields[4]))
+                            v1.setdefault(name, root / fields[4].lstrip("/"))
         return Hierarchies(unified, v1)
 
     def holder(self, controller: str) -> Path | None:
         """The mount that has the controller."""
         if controller in self.v1:
             return self.v1[controller]
-        if self.unified and controller in _read(self.unified / "cgroup.controllers").split():
+        if self.unified and controller in _read(self.top(self.unified) / "cgroup.controllers").split():
             return self.unified
         return None
 
@@ -113,8 +113,9 @@ class Groups:
                 for level in (top, top / TOP, parent):
                     self._delegate(level)
         holder = self.hierarchies.holder("pids")
-        if holder:
-            _write(self.hierarchies.top(holder) / TOP / "pids.max", str(_all_pids()))
+        limit = self.hierarchies.top(holder) / TOP / "pids.max" if holder else None
+        if limit and (limit.exists() or not self.rootless):  # a v2 group that is busy cannot give the controller on
+            _write(limit, str(_all_pids()))
 
     def create(self, box: str) -> "Group":
         group = self.open(box)

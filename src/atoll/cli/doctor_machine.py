@@ -1,0 +1,197 @@
+"""What `atoll doctor` sees of the machine itself: kernel, control groups, user namespaces, ids, programs, disk.
+
+Everything is read below one root directory, so that a test can show it a machine that is not there. The checks of hardening
+(what one sandbox could learn of another through shared hardware) are in `doctor_hardening.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LOW_DISK = 2 * 1024**3
+OLDEST_KERNEL = (5, 12)  # idmapped mounts
+INSTALL = "apt-get install -y"
+CONTROLLERS = ("cpu", "memory", "pids")
+_DELEGATE = "systemd-run --user --scope -p Delegate=yes atoll daemon start"
+_DELEGATE_MORE = (
+    "sudo mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' | "
+    "sudo tee /etc/systemd/system/user@.service.d/delegate.conf && sudo systemctl daemon-reload, then log in anew"
+)
+
+
+class Machine:
+    """A machine, seen by one of its users."""
+
+    def __init__(self, root: str = "/", uid: int | None = None, user: str = "", release: str = "") -> None:
+        self.root = root
+        self.uid = os.geteuid() if uid is None else uid
+        self.user = user or _name_of(self.uid)
+        self.release = release or os.uname().release
+
+    def path(self, path: str) -> str:
+        return os.path.join(self.root, path.lstrip("/"))
+
+    def read(self, path: str) -> str | None:
+        try:
+            with open(self.path(path), encoding="utf-8", errors="replace") as file:
+                return file.read().strip()
+        except OSError:
+            return None
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.path(path))
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path(path)))
+        except OSError:
+            return []
+
+    def program(self, name: str) -> str | None:
+        if self.root != "/":
+            places = (f"/{top}/{name}" for top in ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin"))
+            return next((place for place in places if self.exists(place)), None)
+        return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+    def sudo(self, command: str) -> str:
+        """The command as this user has to type it."""
+        return command if self.uid == 0 else f"sudo {command}"
+
+
+def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": name, "ok": ok, "detail": detail}
+    if fix and not ok:
+        found["fix"] = fix
+    if optional:
+        found["optional"] = True
+    return found
+
+
+def machine_checks(machine: Machine) -> list[dict[str, Any]]:
+    from .doctor_hardening import hardening_checks
+
+    checks = [kernel(machine), cgroups(machine), user_namespaces(machine)]
+    if machine.uid != 0:
+        checks += [delegation(machine), id_ranges(machine)]
+    return [*checks, *programs(machine), firewall(machine), disk(), *hardening_checks(machine)]
+
+
+def kernel(machine: Machine) -> dict[str, Any]:
+    numbers = tuple(int(part) for part in machine.release.split("-")[0].split(".")[:2] if part.isdigit())
+    return check("kernel", numbers >= OLDEST_KERNEL, f"Linux {machine.release}", "use a kernel of 5.12 or newer")
+
+
+def cgroups(machine: Machine) -> dict[str, Any]:
+    if machine.exists("/sys/fs/cgroup/cgroup.controllers"):
+        return check("cgroups", True, "v2")
+    found = [name for name in ("memory", "pids", "cpu") if machine.exists(f"/sys/fs/cgroup/{name}")]
+    hybrid = ", hybrid" if machine.exists("/sys/fs/cgroup/unified") else ""
+    fix = "mount the memory, pids and cpu controllers, or boot with systemd.unified_cgroup_hierarchy=1"
+    return check("cgroups", len(found) == 3, f"v1{hybrid}: {', '.join(found) or 'no controllers'}", fix)
+
+
+def delegation(machine: Machine) -> dict[str, Any]:
+    """Which limits an ordinary user's sandboxes will have. From the group we are in: the daemon is started from here."""
+    from pathlib import Path
+
+    from ..backends.local.cgroups import Hierarchies
+
+    mounts = Hierarchies.detect(machine.path("/proc/self/mountinfo"), Path(machine.root))
+    given = mounts.delegated(machine.path("/proc/self/cgroup"))
+    held = [name for name in CONTROLLERS if given.holder(name)]
+    missing = [name for name in CONTROLLERS if name not in held]
+    if not missing:
+        return check("delegation", True, f"control groups for {', '.join(held)} are yours", optional=True)
+    detail = f"no control group of yours for {', '.join(missing)}: sandboxes work, but those limits are not held"
+    if not machine.exists("/sys/fs/cgroup/cgroup.controllers"):
+        fix = "boot with systemd.unified_cgroup_hierarchy=1, or run the daemon as root: v1 is not delegated to users"
+    else:
+        fix = _DELEGATE_MORE if held else _DELEGATE
+    return check("delegation", False, detail, fix, optional=True)
+
+
+def user_namespaces(machine: Machine) -> dict[str, Any]:
+    name = "user namespaces"
+    if machine.read("/proc/sys/user/max_user_namespaces") == "0":
+        return check(name, False, "switched off", machine.sudo("sysctl -w user.max_user_namespaces=15000"))
+    if machine.uid == 0:
+        return check(name, True, "allowed")
+    if machine.read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
+        return check(name, False, "not for ordinary users", "sudo sysctl -w kernel.unprivileged_userns_clone=1")
+    if machine.read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
+        detail = "limited by AppArmor, as Ubuntu does since 23.10: ordinary users get namespaces without rights"
+        return check(name, False, detail, "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0")
+    return check(name, True, "allowed for ordinary users")
+
+
+def id_ranges(machine: Machine) -> dict[str, Any]:
+    """Without them there is one id inside: root. Programs that want another user then fail."""
+    less = "sandboxes work with one id, so that nothing inside can become another user"
+    missing = [program for program in ("newuidmap", "newgidmap") if not machine.program(program)]
+    if missing:
+        detail = f"{' and '.join(missing)} not found: {less}"
+        return check("id ranges", False, detail, f"sudo {INSTALL} uidmap", optional=True)
+    owners = {machine.user, str(machine.uid)}
+    for file in ("/etc/subuid", "/etc/subgid"):
+        lines = (machine.read(file) or "").splitlines()
+        if not any(line.split(":")[0] in owners for line in lines):
+            fix = f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {machine.user}"
+            return check("id ranges", False, f"{file} has no range for {machine.user}: {less}", fix, optional=True)
+    return check("id ranges", True, "newuidmap, newgidmap and subordinate ids", optional=True)
+
+
+def programs(machine: Machine) -> list[dict[str, Any]]:
+    engines = {name: version(name) for name in ("runc", "crun")}
+    installed = ", ".join(f"{name} {found}" for name, found in engines.items() if found)
+    fix = machine.sudo(f"{INSTALL} runc")
+    checks = [check("container engine", bool(installed), installed or "neither runc nor crun", fix)]
+    runsc = version("runsc")
+    fix = machine.sudo(f"{INSTALL} runsc")
+    checks.append(check("gvisor engine", bool(runsc), runsc or "runsc is missing", fix, optional=True))
+    return checks
+
+
+def version(program: str) -> str:
+    """The last word of the first line of what `program --version` says; empty when it is not there or does not run."""
+    path = shutil.which(program)
+    if path is None:
+        return ""
+    try:
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    words = said.stdout.split("\n")[0].split()
+    return words[-1] if words else ""
+
+
+def firewall(machine: Machine) -> dict[str, Any]:
+    found = machine.program("nft")
+    modules = machine.exists("/proc/net/netfilter") or machine.exists("/proc/sys/net/netfilter")
+    detail = "nft" if found else "nft is missing; sandboxes have no network, the rest works"
+    return check("nftables", bool(found) and modules, detail, machine.sudo(f"{INSTALL} nftables"), optional=True)
+
+
+def disk() -> dict[str, Any]:
+    from ..client.spawn import home_directory
+
+    home = home_directory()
+    place = home
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    free = shutil.disk_usage(place).free
+    return check("disk", free > LOW_DISK, f"{free >> 20} MB free for {home}", "free some space, or move ATOLL_HOME")
+
+
+def _name_of(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
