@@ -99,7 +99,7 @@ def _measure(lab: Lab, runtime: str) -> Crowd | str:
         if len(made) < len(names):
             return f"{len(made)} of {len(names)} were there after {LONGEST:.0f} s"
         each = (processes.resident(daemon) - before) / len(made)
-        percent = _percent(processes.tree, daemon)
+        percent = _percent(partial(_crowd_and_daemon, made), daemon)
         sample = made[:: max(1, len(made) // 50)]
         return Crowd(seconds, percent, each, sum(_cost(ident) for ident in sample) / len(sample))
     except AtollError as error:
@@ -107,6 +107,12 @@ def _measure(lab: Lab, runtime: str) -> Crowd | str:
     finally:
         if runtime != "container":
             _each(lab, "destroy", names)
+
+
+def _crowd_and_daemon(made: list[str], daemon: int) -> set[int]:
+    """The crowd's processes, the daemon and its helpers; not the unused sandboxes of the pool, which may be of another kind."""
+    rest = {pid for pid in processes.tree(daemon) if not processes.in_a_sandbox(pid)}
+    return rest.union(*(processes.pids_of(ident) for ident in made))
 
 
 def _each(lab: Lab, verb: str, names: list[str]) -> None:

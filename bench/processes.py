@@ -63,6 +63,10 @@ def tree(pid: int) -> set[int]:
     return found
 
 
+def in_a_sandbox(pid: int) -> bool:
+    return "/atoll/" in _read(Path(f"/proc/{pid}/cgroup"))
+
+
 def cpu_seconds(pids: set[int]) -> float:
     """CPU time these processes have used so far, of their own and of children they waited for."""
     ticks = sum(sum(int(value) for value in fields[11:15]) for pid in pids if (fields := _stat(pid)))
