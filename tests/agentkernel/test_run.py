@@ -92,6 +92,19 @@ def test_an_interrupted_run_leaves_nothing(cli: Cli) -> None:
     until(lambda: not [n for n in cli.names() if n.startswith("ephemeral-")])
 
 
+def test_output_that_nobody_reads_any_more_ends_the_run_quietly(cli: Cli) -> None:
+    """`atoll run ... | head -1`: the line, no traceback, and no sandbox left that still writes."""
+    process = cli.popen(
+        "run", "sh", "-c", "yes", stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline() == b"y\n"
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait(WAIT) == 141
+    process.stderr.close()
+    until(lambda: not [n for n in cli.names() if n.startswith("ephemeral-")])
+
+
 def test_a_killed_caller_takes_its_sandbox_along(cli: Cli) -> None:
     process = cli.popen("run", "sh", "-c", "echo up; sleep 600", stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"up\n"

@@ -145,7 +145,7 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
     if values.get("help"):
         return Arguments(rest, values, verb.name)
     if len(rest) < verb.at_least:
-        raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: {verb.usage}")
+        raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: atoll {verb.usage}")
     if verb.at_most is not None and len(rest) > verb.at_most:
         by_flag = "name the sandbox with --session-id" if "session-id" in flags else ""
         raise UsageError(
@@ -194,5 +194,5 @@ def nearest(word: str, known: Sequence[str] | dict[str, Flag], prefix: str = "")
     """`did you mean X?` when something similar exists, else nothing."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), 1, 0.5)
+    found = get_close_matches(word, list(known), 1, 0.6)
     return f"did you mean {prefix}{found[0]}?" if found else ""

@@ -103,8 +103,9 @@ def report(error: AtollError, as_json: bool) -> int:
         print_json(error_object(error))
         return k8e_exit(error)
     say(f"{'Error' if os.path.basename(sys.argv[0]) == 'agentkernel' else 'atoll'}: {error.message}")
-    if error.hint:
-        say(f"  {error.hint}")
+    hint = error.hint or ("`atoll list` shows yours" if error.message.startswith("no sandbox ") else "")
+    if hint:
+        say(f"  {hint}")
     return OWN_FAILURE
 
 
