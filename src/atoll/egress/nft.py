@@ -7,9 +7,10 @@ Order of a packet's life there, all in prerouting, since nothing is ever forward
 """
 
 import ctypes
+import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from atoll.errors import Internal, Unsupported
 
@@ -82,6 +83,17 @@ class Entry:
         if self.port is None:
             return "granted_any", f'"{ifname}" . {self.address}{life}'
         return "granted", f'"{ifname}" . {self.address} . {self.port}{life}'
+
+
+def read_entries(rows: Iterable[Any]) -> list[Entry]:
+    """Entries as the broker sends them, checked: they become text of a rule."""
+    checked = []
+    for address, port, seconds in rows:
+        if port is not None and not 1 <= int(port) <= 65535:
+            raise ValueError("port")
+        life = None if seconds is None else min(max(int(seconds), 1), 86400)
+        checked.append(Entry(str(ipaddress.IPv4Address(address)), None if port is None else int(port), life))
+    return checked
 
 
 def _load() -> ctypes.CDLL:

@@ -6,7 +6,6 @@ passes. When the daemon dies the broker keeps the router alive, and `start` with
 """
 
 import asyncio
-import ipaddress
 import logging
 import os
 import socket
@@ -20,7 +19,7 @@ from typing import Any, Final, TypeVar
 from atoll.egress import broker_process, wire
 from atoll.egress.broker_line import ORDER_SECONDS, BrokerLine
 from atoll.egress.member import EgressEvent
-from atoll.egress.nft import Entry
+from atoll.egress.nft import Entry, read_entries
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.refusals import Refusals
 from atoll.egress.router import Link, Router
@@ -239,7 +238,7 @@ class Egress:
         order = {"op": "register", "link": attached.link.to_dict(), "policy": policy.to_dict()}
         async with attached.lock:
             answer = await self._order(order)
-            grant, revoke = _entries(answer["grant"]), _entries(answer["revoke"])
+            grant, revoke = read_entries(answer["grant"]), read_entries(answer["revoke"])
             await self._in_router(self._settle, attached, policy, grant, revoke)
 
     def _settle(self, attached: _Attached, policy: EgressPolicy, grant: list[Entry], revoke: list[Entry]) -> None:
@@ -370,7 +369,7 @@ class Egress:
         attached = self._links.get(str(message.get("sandbox")))
         try:
             if attached is not None and message["op"] == "grant":
-                await self._in_router(self._router.grant, attached.link, _entries(message["entries"]))
+                await self._in_router(self._router.grant, attached.link, read_entries(message["entries"]))
                 answer = {"ok": True}
             elif attached is not None and self._on_ask is not None:
                 why = await self._on_ask(attached.link.sandbox, str(message["name"]), int(message["port"]))
@@ -396,14 +395,3 @@ class Egress:
             raise Unavailable("there is no egress broker") from None
         assert self._line is not None
         return await self._line.order(message)
-
-
-def _entries(rows: Iterable[Any]) -> list[Entry]:
-    """Entries as the broker sends them, checked: they become text of a rule."""
-    checked = []
-    for address, port, seconds in rows:
-        if port is not None and not 1 <= int(port) <= 65535:
-            raise ValueError("port")
-        life = None if seconds is None else min(max(int(seconds), 1), 86400)
-        checked.append(Entry(str(ipaddress.IPv4Address(address)), None if port is None else int(port), life))
-    return checked
