@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -119,14 +119,15 @@ class Boxes:
     async def boot(self, row: Row, wanted: BoxSpec, spare: Box | None = None) -> Live:
         """The box of a row, with its network, and an agent that answers."""
         wanted = replace(wanted, network=await self._network.attach(row["id"], row["record"]["policy"]))
-        box = await (self._backend.create(wanted) if spare is None else _fit(spare, wanted))
+        box = await self._backend.create(wanted) if spare is None else spare
         live = Live({**row, "state": "running"}, box)
         live.network = self._network
         try:
             async with asyncio.timeout(AGENT_TIMEOUT):
-                await live.client.connection()
-                if spare is not None:
-                    await live.client.request("configure", **wanted.boot)
+                if spare is None:
+                    await live.client.connection()
+                else:
+                    await _both(_fit(spare, wanted), live.client.request("configure", **wanted.boot))
                 if live.spec.workdir != "/workspace":
                     await _check_workdir(live)
         except TimeoutError:
@@ -137,7 +138,18 @@ class Boxes:
         return live
 
 
-async def _fit(spare: Box, wanted: BoxSpec) -> Box:
+async def _both(*work: Coroutine[Any, Any, Any]) -> None:
+    """Side by side, to the end of both or the first failure; nothing of it goes on afterwards."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _fit(spare: Box, wanted: BoxSpec) -> None:
     """Give a claimed sandbox all that a cold start would have given it, before any of the caller's code runs."""
     await spare.update_limits(wanted.limits)
     held = spare.enforced()
@@ -151,7 +163,6 @@ async def _fit(spare: Box, wanted: BoxSpec) -> Box:
             await wanted.network(netns)
         finally:
             os.close(netns)
-    return spare
 
 
 async def _check_workdir(live: Live) -> None:
