@@ -153,6 +153,30 @@ def test_k8e_D31_a_read_only_root_and_files_outside_the_workspace(daemon: Daemon
         daemon.delete(f"/v1/snapshots/{name}")
 
 
+def test_k8e_D31_what_was_deleted_of_the_image_stays_deleted(
+    atoll: Atoll, daemon: DaemonProcess, box: Box, tmp_path: Path
+) -> None:
+    """A file, a directory, one replaced by a file and one emptied and filled again; also by way of an archive."""
+    names = box.exec("ls -d /usr/share/*/ | head -3")["stdout"].split()
+    assert len(names) == 3 and box.exec("ls /usr/bin/yes")["exit_code"] == 0
+    gone, replaced, filled = (name.rstrip("/") for name in names)
+    box.exec(
+        f"rm /usr/bin/yes; rm -r {gone} {replaced} {filled}; echo now a file > {replaced}; mkdir {filled}; echo 1 > {filled}/new"
+    )
+    assert save(box, "pruned", full=True)["skipped"] == []
+    told = {item["path"] for item in daemon.get("/v1/snapshots/pruned")["files"] if item["type"] == "deleted"}
+    assert {"usr/bin/yes", gone[1:], replaced[1:]} <= told and not any(path.startswith("workspace") for path in told)
+    atoll.ok("sandbox", "snapshot", "export", "pruned", str(tmp_path / "pruned.tar"))
+    atoll.ok("sandbox", "snapshot", "import", str(tmp_path / "pruned.tar"), "carried")
+    for name in ("pruned", "carried"):
+        other = restore(daemon, name)
+        check = f"ls -A {filled}; cat {replaced}; ls /usr/bin/yes {gone} 2>/dev/null; ls /usr/bin/tac"
+        assert other.exec(check)["stdout"] == "new\nnow a file\n/usr/bin/tac\n"
+        other.destroy()
+        daemon.delete(f"/v1/snapshots/{name}")
+    assert daemon.get("/v1/sandboxes")["sandboxes"][0]["id"] == box.id, "the one it was compared with is gone"
+
+
 def test_an_archive_goes_out_and_comes_back(atoll: Atoll, box: Box, tmp_path: Path) -> None:
     box.run(TREE)
     save(box, "travel")
@@ -190,8 +214,8 @@ def test_a_daemon_killed_in_the_middle_of_a_save_leaves_no_snapshot(own_daemon: 
 
     asking = threading.Thread(target=ask)
     asking.start()
-    store = own_daemon.home / "snapshots" / "chunks"
-    until(lambda: store.is_dir() and any(store.rglob("?" * 64)), "content is being stored")
+    store = own_daemon.home / "snapshots" / "staging"
+    until(lambda: store.is_dir() and any(store.iterdir()), "content is being stored")
     own_daemon.kill()
     asking.join(PATIENCE)
     own_daemon.start()
@@ -199,4 +223,5 @@ def test_a_daemon_killed_in_the_middle_of_a_save_leaves_no_snapshot(own_daemon: 
     assert left == [] or left[0]["file_count"] == 60, "a snapshot is there whole or not at all"
     save(box, "half", force=True)
     own_daemon.delete("/v1/snapshots/half")
-    assert not [path for path in store.rglob("*") if path.is_file()], "what a crash left is collected too"
+    left = [path for path in store.parent.rglob("*") if path.is_file() and path.name != "snapshot.key"]
+    assert not left, "what a crash left is collected too"

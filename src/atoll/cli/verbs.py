@@ -161,7 +161,7 @@ OWN = (
     Verb(
         "sandbox snapshot save", "workspaces:save", "ID NAME", "Keep the files of a sandbox, running or stopped.",
         (
-            Flag("full", "", "also what was changed outside /workspace (files deleted from the image are not noticed)"),
+            Flag("full", "", "also what was changed or deleted outside /workspace"),
             Flag("force", "", "replace a snapshot of the same name"),
         ),
         ("atoll sandbox snapshot save $ID my-checkpoint",),

@@ -7,18 +7,20 @@ import asyncio
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from atoll import errors
 from atoll.core.chunks import CHUNK_BYTES, ChunkStore
-from atoll.core.snapshot_files import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry
+from atoll.core.snapshot_files import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry
 from atoll.guest import Download, GuestClient
 from atoll.images import tar
 
 AT_ONCE = 8  # files read at a time
 PIECES = 8  # chunks on their way to the store
+THREADS = 3  # that hash and write them
 SMALL = 256 << 10
 BATCH_FILES, BATCH_BYTES, BATCH_NAMES = 500, 8 << 20, 256 << 10
 MAX_FILES = 1_000_000
@@ -46,6 +48,7 @@ class Known(NamedTuple):
 
 
 Seen = dict[bytes, Known]
+Twin = Callable[[], AbstractAsyncContextManager[GuestClient]]
 Work = tuple[int, bytes, Stamp]  # where the entry is, its path, and how it was listed
 
 
@@ -68,8 +71,9 @@ class Capture:
         found = await self._list(b"/workspace")
         await self._take(b"/workspace", found, started)
 
-    async def system(self, created: float, mounts: list[str]) -> None:
-        """Everything that was changed since the sandbox was made. What was deleted of its image is not noticed."""
+    async def system(self, created: float, mounts: list[str], twin: Twin) -> None:
+        """Everything that was changed since the sandbox was made. `twin` opens a fresh sandbox of the same image, which is
+        asked what was there: what is not there any more was deleted."""
         top = await self._list(b"/", recursive=False)
         outside = [target.encode("utf-8", "surrogateescape").strip(b"/") for target in mounts]
         found: list[dict[str, Any]] = []
@@ -84,10 +88,38 @@ class Capture:
                 found.append(item)
         found = [item for item in found if not _below(_relative(item, b"/"), outside)]
         await self._take(b"/", found, time.time())
+        changed = [_relative(item, b"/") for item in found if item.get("type") == "directory"]
+        changed = [path for path in changed if not _below(path, [b"workspace"])]
+        try:
+            async with twin() as fresh:
+                await self._deleted(fresh, [b"", *sorted(changed)], outside)
+        except (errors.Exhausted, errors.RateLimited, errors.NotFound, errors.Unsupported, errors.ImageError) as why:
+            self.skipped.append(f"(what was deleted outside /workspace is not known: {why.message})"[:300])
+
+    async def _deleted(self, fresh: GuestClient, changed: list[bytes], outside: list[bytes]) -> None:
+        """A deletion changes the directory it was in, so only those are compared; what is new has no match and costs nothing."""
+        had: dict[bytes, dict[bytes, Any]] = {}
+        for path in changed:
+            parent, _, name = path.rpartition(b"/")
+            if path and parent in had and had[parent].get(name) != "directory":
+                continue  # it is new
+            try:
+                had[path] = await _names(fresh, path)
+                has = await _names(self._client, path)
+            except (errors.NotFound, errors.FileError):
+                continue
+            for name, kind in had[path].items():
+                gone = b"/".join(filter(None, (path, name)))
+                if has.get(name) == kind or gone in ELSEWHERE or gone == b"workspace" or _below(gone, outside):
+                    continue
+                if name not in has or "directory" in (kind, has[name]):  # a file over a file is just another file
+                    self.entries.append(Entry(gone, GONE, 0, 0, 0, 0.0, 0))
+                if len(self.entries) > MAX_FILES:
+                    raise errors.TooLarge(f"a snapshot holds at most {MAX_FILES} files")
 
     async def _list(self, root: bytes, **options: Any) -> list[dict[str, Any]]:
         fields = {"recursive": True, "limit": MAX_FILES + 1, **options}
-        result, events = await self._client.collect("list", timeout=LIST_TIMEOUT, path=_text(root), **fields)
+        result, events = await self._client.collect("list", timeout=LIST_TIMEOUT, path=as_path(root), **fields)
         if result.get("truncated") is not False:
             raise errors.Exhausted(f"a snapshot holds at most {MAX_FILES} files")
         batches = [event["entries"] for event in events if isinstance(event.get("entries"), list)]
@@ -112,7 +144,7 @@ class Capture:
                 else:
                     work.append((len(self.entries), path, stamp))
             self.entries.append(entry)
-        with ThreadPoolExecutor(2, thread_name_prefix="snapshot") as pool:
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="snapshot") as pool:
             await self._read_all(root, work, started, pool)
         lost = {path for place, path, _ in work if self.entries[place].size < 0}
         self.entries = [e for e in self.entries if e.size >= 0 and not (e.kind == HARDLINK and e.target in lost)]
@@ -155,8 +187,8 @@ class Capture:
         most = sum(stamp.size + len(path) * 2 + 8 * tar.BLOCK for _, path, stamp in batch) + BATCH_BYTES
         data = bytearray()
         try:
-            names = [_text(path) for _, path, _ in batch]
-            async with await self._client.download("tar_out", path=_text(root), paths=names) as download:
+            names = [as_path(path) for _, path, _ in batch]
+            async with await self._client.download("tar_out", path=as_path(root), paths=names) as download:
                 async for piece in download:
                     data += piece
                     if len(data) > most:
@@ -198,7 +230,7 @@ class Capture:
         full = root.rstrip(b"/") + b"/" + path
         puts: list[asyncio.Future[tuple[str, int]]] = []
         try:
-            async with await self._client.download("read", path=_text(full), limit=stamp.size, nofollow=True) as data:
+            async with await self._client.download("read", path=as_path(full), limit=stamp.size, nofollow=True) as data:
                 size = await self._store(data, stamp.size, puts, pool)
         except (errors.NotFound, errors.FileError):
             await asyncio.gather(*puts, return_exceptions=True)
@@ -236,6 +268,16 @@ class Capture:
     def _skip(self, path: bytes) -> None:
         if len(self.skipped) < SHOWN_SKIPPED:
             self.skipped.append(path.decode("utf-8", "replace")[:200])
+
+
+async def _names(client: GuestClient, path: bytes) -> dict[bytes, Any]:
+    """What a directory holds, and of which kind."""
+    root = b"/" + path
+    fields = {"recursive": False, "limit": MAX_FILES + 1}
+    _, events = await client.collect("list", timeout=LIST_TIMEOUT, path=as_path(root), **fields)
+    batches = [event["entries"] for event in events if isinstance(event.get("entries"), list)]
+    items = [item for batch in batches for item in batch if isinstance(item, dict)]
+    return {_relative(item, root).rpartition(b"/")[2]: item.get("type") for item in items}
 
 
 def _batches(work: list[Work]) -> Iterator[list[Work]]:
@@ -291,7 +333,7 @@ def _bytes(value: Any) -> bytes:
     return value if isinstance(value, bytes) else b""
 
 
-def _text(path: bytes) -> str | bytes:
+def as_path(path: bytes) -> str | bytes:
     try:
         return path.decode()
     except UnicodeDecodeError:

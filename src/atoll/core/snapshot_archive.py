@@ -13,13 +13,15 @@ import json
 import tarfile
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from atoll import errors
 from atoll.core.chunks import CHUNK_BYTES, ChunkStore
-from atoll.core.snapshot_files import DIRECTORY, FILE, HARDLINK, SYMLINK, Entry, Head
+from atoll.core.snapshot_files import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry, Head
 from atoll.images import tar
 
 AHEAD = 4  # chunks read before they are needed
@@ -28,10 +30,14 @@ MAX_BYTES = 64 << 30
 MAX_METADATA = 1 << 20
 PIECE = 1 << 20
 MAX_TRAILING = 16 << 20
+WHITEOUT = b".wh."  # begins the name of what a full snapshot's archive says is deleted
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, SYMLINK: tarfile.SYMTYPE, HARDLINK: tarfile.LNKTYPE}
 
 
 def header(entry: Entry) -> bytes:
+    if entry.kind == GONE:  # as image layers say it
+        parent, slash, name = entry.path.rpartition(b"/")
+        entry = entry._replace(path=parent + slash + WHITEOUT + name, kind=FILE)
     info = tarfile.TarInfo(entry.path.decode("utf-8", "surrogateescape"))
     info.type = _TYPES[entry.kind]
     info.mode, info.uid, info.gid, info.mtime = entry.mode, entry.uid, entry.gid, entry.mtime
@@ -40,7 +46,7 @@ def header(entry: Entry) -> bytes:
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
-def check_sizes(chunks: ChunkStore, entry: Entry) -> Iterator[bytes]:
+def content(chunks: ChunkStore, entry: Entry) -> Iterator[bytes]:
     """The verified content of one file."""
     left = entry.size
     for digest in entry.chunks:
@@ -51,47 +57,39 @@ def check_sizes(chunks: ChunkStore, entry: Entry) -> Iterator[bytes]:
         raise errors.Internal("a snapshot's list and content disagree", hint="delete it")
 
 
-async def stream(chunks: ChunkStore, entries: list[Entry]) -> AsyncIterator[bytes]:
-    """A tar of the entries; content is read ahead and verified before any of it is passed on."""
-    queue: asyncio.Queue[bytes | None] = asyncio.Queue(AHEAD)
-
-    async def produce() -> None:
-        small = bytearray()
-        for entry in entries:
-            small += header(entry)
-            left = entry.size if entry.kind == FILE else 0
-            for digest in entry.chunks:
-                data = await asyncio.to_thread(chunks.get, digest)
-                left -= len(data)
+def pieces(chunks: ChunkStore, entries: Iterable[Entry]) -> Iterator[bytes]:
+    """A tar of the entries in pieces of a megabyte or more. Blocking."""
+    small = bytearray()
+    for entry in entries:
+        small += header(entry)
+        if entry.kind == FILE:
+            for data in content(chunks, entry):
                 if len(data) < PIECE:
                     small += data
-                else:
-                    await queue.put(bytes(small))
-                    await queue.put(data)
-                    small.clear()
-            if left:
-                raise errors.Internal("a snapshot's list and content disagree", hint="delete it")
-            small += bytes(-(entry.size if entry.kind == FILE else 0) % tar.BLOCK)
-            if len(small) >= PIECE:
-                await queue.put(bytes(small))
+                    continue
+                yield bytes(small)
+                yield data
                 small.clear()
-        await queue.put(bytes(small) + bytes(2 * tar.BLOCK))
-        await queue.put(None)
+            small += bytes(-entry.size % tar.BLOCK)
+        if len(small) >= PIECE:
+            yield bytes(small)
+            small.clear()
+    yield bytes(small) + bytes(2 * tar.BLOCK)
 
-    producer = asyncio.ensure_future(produce())
-    try:
-        while True:
-            getter = asyncio.ensure_future(queue.get())
-            await asyncio.wait((getter, producer), return_when=asyncio.FIRST_COMPLETED)
-            if not getter.done() and producer.done():
-                getter.cancel()
-                producer.result()  # raises what went wrong
-            piece = await getter
-            if piece is None:
-                return
-            yield piece
-    finally:
-        producer.cancel()
+
+async def stream(chunks: ChunkStore, entries: list[Entry]) -> AsyncIterator[bytes]:
+    """The same tar; the next pieces are read and verified by a thread while one is sent."""
+    source = pieces(chunks, entries)
+    with ThreadPoolExecutor(1, thread_name_prefix="restore") as pool:
+        loop = asyncio.get_running_loop()
+        ahead = deque(loop.run_in_executor(pool, next, source, None) for _ in range(AHEAD))
+        try:
+            while (piece := await ahead.popleft()) is not None:
+                ahead.append(loop.run_in_executor(pool, next, source, None))
+                yield piece
+        finally:
+            for left in ahead:
+                left.cancel()
 
 
 def export(chunks: ChunkStore, head: Head, entries: list[Entry], scratch: Path) -> None:
@@ -99,13 +97,8 @@ def export(chunks: ChunkStore, head: Head, entries: list[Entry], scratch: Path) 
     inner = scratch.with_suffix(".inner")
     try:
         with open(inner, "wb") as raw, gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1, mtime=0) as packed:
-            for entry in entries:
-                packed.write(header(entry))
-                if entry.kind == FILE:
-                    for data in check_sizes(chunks, entry):
-                        packed.write(data)
-                    packed.write(bytes(-entry.size % tar.BLOCK))
-            packed.write(bytes(2 * tar.BLOCK))
+            for piece in pieces(chunks, entries):
+                packed.write(piece)
         metadata = json.dumps(_metadata(head, _sha256(inner))).encode()
         with tarfile.open(scratch, "w", format=tarfile.PAX_FORMAT) as outer:
             _add(outer, f"{head['name']}/metadata.json", io.BytesIO(metadata), len(metadata), head["created_at"])
@@ -175,7 +168,7 @@ def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Head, li
         if metadata is None or not inner.exists():
             raise errors.InvalidArgument("the archive lacks metadata.json or workspace.tar.gz")
         with open(inner, "rb") as raw, gzip.GzipFile(fileobj=raw) as packed:
-            entries = read_members(chunks, packed.read)
+            entries = read_members(chunks, packed.read, full=metadata.get("full") is True)
             _finish(packed)
             return _head(metadata), entries
     finally:
@@ -190,7 +183,7 @@ def _finish(packed: gzip.GzipFile) -> None:
     raise errors.InvalidArgument("the archive goes on after its end")
 
 
-def read_members(chunks: ChunkStore, read: Callable[[int], bytes]) -> list[Entry]:
+def read_members(chunks: ChunkStore, read: Callable[[int], bytes], *, full: bool = False) -> list[Entry]:
     """The entries of an untrusted tar, their content in the store."""
     reader, total = tar.TarReader(read), 0
     found: list[Entry] = []
@@ -218,6 +211,11 @@ def read_members(chunks: ChunkStore, read: Callable[[int], bytes]) -> list[Entry
                     f"a hard link in the archive to {target[:80]!r}, which is no file before it"
                 )
             found.append(base._replace(kind=HARDLINK, target=target))
+        elif full and member.kind == tar.REGULAR and path.rpartition(b"/")[2].startswith(WHITEOUT):
+            parent, slash, name = path.rpartition(b"/")
+            if len(name) == len(WHITEOUT):
+                raise errors.InvalidArgument("the archive says that something without a name is deleted")
+            found.append(base._replace(path=_clean(parent + slash + name.removeprefix(WHITEOUT)), kind=GONE))
         elif member.kind == tar.REGULAR:
             files.add(path)
             found.append(base._replace(size=member.size, chunks=tuple(_store(chunks, reader))))

@@ -28,6 +28,7 @@ _MAX_LIST = 1 << 30
 _MAX_HEAD = 1 << 20
 
 FILE, DIRECTORY, SYMLINK, HARDLINK = "f", "d", "l", "h"
+GONE = "w"  # of the image, and deleted since
 
 
 class Entry(NamedTuple):
@@ -77,6 +78,11 @@ class Shelf:
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
     def head(self, owner: str, name: str) -> Head:
         head, _ = self._open(self._path(owner, name), name)

@@ -20,11 +20,12 @@ import msgspec
 from atoll import errors
 from atoll.core import snapshot_archive as archive
 from atoll.core.access import Principal
-from atoll.core.capture import Capture, Seen
+from atoll.core.capture import Capture, Seen, as_path
 from atoll.core.chunks import ChunkStore
 from atoll.core.history import History
 from atoll.core.sandboxes import Sandboxes
-from atoll.core.snapshot_files import FILE, Entry, Head, Shelf, check_name
+from atoll.core.snapshot_files import DIRECTORY, FILE, GONE, Entry, Head, Shelf, check_name
+from atoll.guest import GuestClient
 from atoll.model import CreateSandbox, SandboxInfo, SaveSnapshot, SnapshotDetails, SnapshotFile, SnapshotInfo
 
 log = logging.getLogger("atoll.snapshots")
@@ -33,7 +34,8 @@ REMEMBERED = 32  # sandboxes whose last listing is kept, so that their next save
 SHOWN_FILES = 10_000
 Texts = list[str]
 Entries = list[Entry]
-KINDS = {"f": "file", "d": "directory", "l": "symlink", "h": "file"}
+REMOVED_AT_ONCE = 64
+KINDS = {"f": "file", "d": "directory", "l": "symlink", "h": "file", "w": "deleted"}
 
 
 class Snapshots:
@@ -61,11 +63,11 @@ class Snapshots:
                 capture = Capture(client, self._chunks, self._seen.get(row["id"], {}))
                 if request.full:
                     targets = [mount["target"] for mount in row["spec"].get("mounts", [])]
-                    await capture.system(row["created_at"], targets)
+                    await capture.system(row["created_at"], targets, lambda: self._twin(who, row))
                 else:
                     await capture.workspace()
             head = self._head(who, name, row, capture, request.full)
-            await asyncio.to_thread(self._shelf.save, head, capture.entries)
+            await asyncio.to_thread(self._keep, head, capture.entries)
             if not request.full:
                 self._remember(row["id"], capture.seen)
         self._history.record(row["id"], who.owner, "snapshot", name=name, bytes=head["size_bytes"], by=who.owner)
@@ -92,9 +94,10 @@ class Snapshots:
         info = await self._sandboxes.create(who, spec)
         try:
             async with self._sandboxes.visit(who, info.id) as client:
-                if entries:
+                await _remove(client, [entry.path for entry in entries if entry.kind == GONE])
+                if kept := [entry for entry in entries if entry.kind != GONE]:
                     await client.upload(
-                        "tar_in", archive.stream(self._chunks, entries), path="/" if head["full"] else "/workspace",
+                        "tar_in", archive.stream(self._chunks, kept), path="/" if head["full"] else "/workspace",
                         gzip=False, max_bytes=head["size_bytes"] + (len(entries) + 1) * 8192,
                         max_entries=3 * len(entries) + 1, same_owner=True, keep_setid=not head.get("imported"),
                     )  # fmt: skip
@@ -130,7 +133,7 @@ class Snapshots:
             head = {"owner": who.owner, "name": name, "created_at": time.time(), "sandbox_id": "", "tenant": "",
                     "image": "", "full": False, "size_bytes": size, "file_count": 1, "stored_bytes": 0,
                     "skipped": []}  # fmt: skip
-            await asyncio.to_thread(self._shelf.save, head, [entry])
+            await asyncio.to_thread(self._keep, head, [entry])
 
     # One file to carry away and bring back
 
@@ -157,8 +160,8 @@ class Snapshots:
                         await asyncio.to_thread(file.write, piece)
                 head, entries = await asyncio.to_thread(archive.bring_in, self._chunks, scratch)
             head.update(owner=who.owner, name=name, size_bytes=sum(entry.size for entry in entries))
-            head["file_count"] = sum(1 for entry in entries if entry.kind != "d")
-            await asyncio.to_thread(self._shelf.save, head, entries)
+            head["file_count"] = _count(entries)
+            await asyncio.to_thread(self._keep, head, entries)
         return _info(head)
 
     @contextmanager
@@ -172,6 +175,11 @@ class Snapshots:
             path.unlink(missing_ok=True)
 
     # Inside
+
+    def _keep(self, head: Head, entries: Entries) -> None:
+        """Content first, then the list that names it: a crash in between leaves neither half a snapshot nor a hole in one."""
+        self._chunks.commit()
+        self._shelf.save(head, entries)
 
     @property
     def _shelf(self) -> Shelf:
@@ -202,12 +210,15 @@ class Snapshots:
             try:
                 yield
                 self._due = self._due or replaced
+            except BaseException:
+                self._due = True  # what was put has no snapshot that names it
+                raise
             finally:
                 self._writers -= 1
         finally:
             self._busy.discard((owner, name))
-        if self._due:
-            await self._sweep()
+            if self._due:
+                await self._sweep()
 
     async def _sweep(self) -> int:
         """Collect what no snapshot names, when nobody writes; else the last writer does it."""
@@ -231,10 +242,21 @@ class Snapshots:
             "image": row["image"],
             "full": full,
             "size_bytes": sum(entry.size for entry in capture.entries),
-            "file_count": sum(1 for entry in capture.entries if entry.kind != "d"),
+            "file_count": _count(capture.entries),
             "stored_bytes": capture.stored,
             "skipped": capture.skipped,
         }
+
+    @asynccontextmanager
+    async def _twin(self, who: Principal, row: dict[str, Any]) -> AsyncIterator[GuestClient]:
+        """A sandbox as this one was when it was new; gone afterwards."""
+        spec = CreateSandbox(image=row["image"], runtime=row["runtime"], network=False, lifetime_s=3600.0)
+        info = await self._sandboxes.create(who, spec)
+        try:
+            async with self._sandboxes.visit(who, info.id) as client:
+                yield client
+        finally:
+            await self._sandboxes.end(info.id, "destroyed", "it was made to see what its image holds", who.owner)
 
     def _remember(self, sandbox: str, seen: Seen) -> None:
         self._seen[sandbox] = seen
@@ -262,6 +284,19 @@ class Snapshots:
             chunks=len(mine),
             shared_chunks=len(mine & others),
             missing_chunks=sum(1 for digest in mine if not self._chunks.has(digest)),
+        )
+
+
+def _count(entries: Entries) -> int:
+    return sum(1 for entry in entries if entry.kind not in (DIRECTORY, GONE))
+
+
+async def _remove(client: GuestClient, paths: list[bytes]) -> None:
+    """What the image has and the snapshot has not."""
+    for start in range(0, len(paths), REMOVED_AT_ONCE):
+        some = (b"/" + path for path in paths[start : start + REMOVED_AT_ONCE])
+        await asyncio.gather(
+            *(client.request("remove", path=as_path(path), recursive=True, missing_ok=True) for path in some)
         )
 
 
