@@ -34,7 +34,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         yield os.path.realpath(sys.executable), f"{directory}:{directory}/packages"
 
 
-@pytest.fixture(scope="module", params=["many ids", "one id"])
+@pytest.fixture(scope="session", params=["many ids", "one id"])
 def user(request: pytest.FixtureRequest, code: tuple[str, str]) -> Iterator[User]:
     with ordinary_user(code, many_ids=request.param == "many ids") as made:
         yield made
