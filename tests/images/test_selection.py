@@ -120,3 +120,14 @@ def test_detection_does_not_need_a_project(
     store: ImageStore, catalog: Catalog, tmp_path: Path, host: HostMaker
 ) -> None:
     assert obtain(detect(["sh"], tmp_path / "missing", catalog), store, catalog, host=host).image.source == "host"
+
+
+def test_a_project_whose_language_the_host_has_needs_no_image(
+    store: ImageStore, tmp_path: Path, host: HostMaker
+) -> None:
+    """Any of the image's commands will do where none is named: Debian has python3 and no python."""
+    (tmp_path / "requirements.txt").touch()
+    catalog = Catalog.load()
+    found = detect([], tmp_path, catalog)
+    assert found.image_name == "python" and found.program == ""
+    assert obtain(found, store, catalog, may_fetch=False, host=host).image.source == "host"

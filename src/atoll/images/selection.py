@@ -53,7 +53,7 @@ def obtain(
     local = _local(entry, store) if allowed else None
     if local is not None:
         return Choice(local, f"{detection.why}; a copy is here")
-    program = detection.program or (entry.commands[0] if entry.commands else "")
+    program = detection.program or next((word for word in entry.commands if host_program(word) is not None), "")
     if allowlist.allows(HOST, catalog):
         if host_program(program) is not None:
             return Choice(make_host(), f"{detection.why}; this machine has `{program}`")

@@ -15,7 +15,7 @@ from ..sandbox import more_options
 from ..session import create_options, open_link, reference
 from .policy import choose_image, create_fields
 from .project import find
-from .run import template_project
+from .run import tell_waiting, template_project
 from .words import called_agentkernel, duration, sandbox_name, table
 
 TYPE_CHECKING = False
@@ -40,12 +40,17 @@ def create(arguments: Arguments) -> int:
     if project is not None:
         _refuse_unused(project)
     link = open_link(arguments)
+    fields = _fields(arguments, project, name, link)
+    waiting = tell_waiting(fields["image"]) if os.isatty(2) else None
     try:
-        made = link.call(calls.create(_fields(arguments, project, name, link)))
+        made = link.call(calls.create(fields))
     except AlreadyExists:
         if not arguments.branch:
             raise
         made = link.call(calls.info(name))
+    finally:
+        if waiting is not None:
+            waiting.cancel()
     answer = {**_row(made), "vcpus": _limit(made, "cpus"), "memory_mb": _limit(made, "memory_mb")}
     if speaks_json(arguments):
         print_json({"session_id": "sess-" + made["id"], **answer})

@@ -39,7 +39,7 @@ def run(arguments: Arguments) -> int:
     request = _request(arguments, project, argv, link)
     call = Call("POST", "/v1/run", dumps(request).encode("ascii"), _HEADERS, timeout=None)
     call.command_id = request["command"]["id"]
-    waiting = _tell_waiting(request["sandbox"]["image"]) if os.isatty(2) else None
+    waiting = tell_waiting(request["sandbox"]["image"]) if os.isatty(2) else None
     try:
         mounted = bool(request["sandbox"].get("mounts"))
         return _follow(link, call, arguments, argv, waiting, published, mounted=mounted)
@@ -83,7 +83,7 @@ def _has_input() -> bool:
         return False
 
 
-def _tell_waiting(image: str) -> Timer:
+def tell_waiting(image: str) -> Timer:
     """Say what takes so long when a person waits: an image is fetched or built at its first use."""
     from threading import Timer
 
