@@ -50,8 +50,8 @@ def tls(address, sni):
         secure.sendall(b"x")
         return secure.recv(100)
 
-def http(address, host, connect=None, target="/"):
-    line = f"CONNECT {connect} HTTP/1.1" if connect else f"GET {target} HTTP/1.1"
+def http(address, host, connect=None, target="/", method="GET"):
+    line = f"CONNECT {connect} HTTP/1.1" if connect else f"{method} {target} HTTP/1.1"
     got = tcp(address, 80, f"{line}\r\nHost: {host}\r\n\r\n".encode())
     if b" 200 " not in got.split(b"\r\n")[0] + b" ":
         raise ConnectionRefusedError
@@ -81,6 +81,10 @@ def second_request(host):
 socket.getaddrinfo("a.example", 443)  # from here on its address is open to us
 attack("baseline tls")(lambda: tls(allowed, "a.example"))
 attack("baseline http")(lambda: http(allowed, "a.example"))
+narrow = socket.gethostbyname("narrow.example")
+attack("baseline rule")(lambda: http(narrow, "narrow.example", target="/simple/x"))
+attack("method outside a rule")(lambda: http(narrow, "narrow.example", target="/simple/x", method="DELETE"))
+attack("path outside a rule")(lambda: http(narrow, "narrow.example", target="/simple/../upload"))
 attack("raw address")(lambda: tcp(other, 443))
 attack("raw address, odd port")(lambda: tcp(other, 8443))
 attack("other port of an allowed host")(lambda: tcp(allowed, 5432))
@@ -165,6 +169,8 @@ def logged(told: dict[str, Any]) -> dict[str, Shown]:
         "NUL in a name": (None, "", 0, "not a host name"),
         "data in a long name": (None, "", 0, "too long for a wildcard"),
         "resolver of its own": ("c.example", "", 0, "not an allowed host"),
+        "method outside a rule": ("narrow.example", THIRD, 80, "DELETE /simple/x is not among"),
+        "path outside a rule": ("narrow.example", THIRD, 80, "GET /simple/../upload is not among"),
         "proxy variables": ("", "203.0.113.53", 3128, "raw addresses"),
     }
 
@@ -217,8 +223,9 @@ def gateway(of: str) -> str:
 
 def test_no_bypass_succeeds_from_inside(make: Callable[..., Box], lab: Lab) -> None:
     """Try every bypass as root inside: only the two allowed ways answer, nothing else was dialled, refusals are logged."""
-    lab.inet.records.update({"rebind.example": ["10.11.12.13", "127.0.0.1"], "x.w.example": [ALLOWED]})
-    attacker, neighbour = make(hosts=["a.example", "rebind.example", "*.w.example"]), make(hosts=["b.example"])
+    lab.inet.records.update({"rebind.example": ["10.11.12.13", "127.0.0.1"], "narrow.example": [THIRD]})
+    allowed = ["a.example", "rebind.example", "*.w.example", "GET http://narrow.example/simple/"]
+    attacker, neighbour = make(hosts=allowed), make(hosts=["b.example"])
     neighbour.background("cd /tmp && exec python3 -m http.server 8000")
     until(lambda: neighbour.exec("exec 3<>/dev/tcp/127.0.0.1/8000")["exit_code"] == 0, "the neighbour listens")
     with lab.listener() as service:
@@ -237,9 +244,10 @@ def test_no_bypass_succeeds_from_inside(make: Callable[..., Box], lab: Lab) -> N
         ran = attacker.run(ATTACKS, args=[json.dumps(told)], timeout_ms=300_000)
         assert ran["exit_code"] == 0, ran
         done = json.loads(ran["stdout"])
-    assert done.pop("baseline tls").startswith("GOT") and done.pop("baseline http").startswith("GOT"), done
+    assert all(done.pop(f"baseline {way}").startswith("GOT") for way in ("tls", "http", "rule")), done
     assert {name: what for name, what in done.items() if what.startswith("GOT")} == {}
-    assert {there for there, _ in lab.inet.dialled[dialled:]} <= {ALLOWED}
+    assert {there for there, _ in lab.inet.dialled[dialled:]} <= {ALLOWED, THIRD}
+    assert {line for line, host in lab.inet.requests if host == "narrow.example"} == {"GET /simple/x HTTP/1.1"}
     assert {port for _, port in lab.inet.dialled[dialled:]} <= {80, 443}
     assert not any("secret" in name or "b.example" in name for name in lab.inet.queries[queries:])
     assert lab.inet.udp_seen == [] or not any(there in (OTHER, ALLOWED) for there, _ in lab.inet.udp_seen)
