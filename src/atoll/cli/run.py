@@ -20,6 +20,7 @@ from .session import (
     setting,
     shown,
     tenant_of,
+    wake,
 )
 from .state import State
 
@@ -54,6 +55,8 @@ def run(arguments: Arguments) -> int:
     except AtollError as error:
         if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
             raise
+        if error.code == "failed_precondition" and wake(link, session):
+            return start(session)  # nothing ran: it was asleep
         state.forget(session)
         if _had_begun(link, session, command):
             error.hint = "the files in it are lost, and the next run has a new sandbox; --memory gives that one more"
@@ -82,11 +85,17 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
 
     def create() -> str:
         there = of_tenant(link, state.tenant)
+        asleep = None if there is not None else of_tenant(link, state.tenant, "stopped")
+        if asleep is not None and wake(link, asleep):
+            there = asleep
         if there is not None:
             found.append(there)
             return there
         options.setdefault("idle_timeout", AUTO_IDLE)
-        options.setdefault("lifetime", AUTO_LIFETIME)
+        if filling is not None and filling.values.get("persistent"):
+            options["persistent"] = True
+        else:
+            options.setdefault("lifetime", AUTO_LIFETIME)
         options["labels"] = {"tenant": state.tenant}
         if filling is not None and (filling.manifest or filling.git_repo):
             from .workspaces import create_filled

@@ -173,7 +173,8 @@ def destroy(arguments: Arguments) -> int:
         session = arguments.rest[0]
     else:
         tenant = tenant_of(arguments)
-        session = State(data, tenant).current() or of_tenant(open_link(arguments), tenant) or ""
+        link = open_link(arguments)
+        session = State(data, tenant).current() or of_tenant(link, tenant) or of_tenant(link, tenant, "stopped") or ""
         if not session:
             raise InvalidArgument("destroy needs an ID: this tenant has no sandbox of its own")
     try:

@@ -6,7 +6,7 @@ import os
 import sys
 
 from ..client.blocking import Link
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, NotFound
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ def tenant_of(arguments: Arguments) -> str:
     return str(tenant)
 
 
-def of_tenant(link: Link, tenant: str) -> str | None:
-    """The newest running sandbox of a tenant, whichever machine made it. `default` is no tenant, but each machine's own."""
+def of_tenant(link: Link, tenant: str, state: str = "running") -> str | None:
+    """The newest sandbox of a tenant in this state, whichever machine made it. `default` is no tenant, but each machine's
+    own."""
     if tenant == "default":
         return None
     from ..client import calls
@@ -100,11 +101,24 @@ def of_tenant(link: Link, tenant: str) -> str | None:
         item
         for item in link.call(calls.list_sandboxes("active"))["sandboxes"]
         if (item.get("labels") or {}).get("tenant") == tenant
-        and item.get("state") == "running"
+        and item.get("state") == state
         and not item.get("parent_id")
     ]
     found.sort(key=lambda item: item.get("created_at") or 0)
     return shown(found[-1]["id"]) if found else None
+
+
+def wake(link: Link, session: str) -> bool:
+    """Start a sandbox that was stopped, as one that keeps its workspace is when nobody uses it; whether that was it."""
+    from ..client import calls
+
+    try:
+        if link.call(calls.info(reference(session)))["state"] != "stopped":
+            return False
+        link.call(calls.lifecycle(reference(session), "start"))
+    except NotFound:
+        return False
+    return True
 
 
 def shown(sandbox_id: str, parent: str | None = None) -> str:

@@ -58,6 +58,7 @@ OWN = (
             SESSION, TENANT, RAW,
             Flag("background", "", "start it, print its run_id and return"),
             ENV,
+            Flag("persistent", "", "a new one keeps its /workspace for the tenant: unused it is stopped, the next run starts it again"),
             *LIMITS,
             *FILLING,
         ),

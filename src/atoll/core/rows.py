@@ -19,7 +19,7 @@ def new_row(
 ) -> Row:
     now, spec, image = time.time(), plan.spec, plan.image
     named = spec.name is not None
-    lifetime = spec.lifetime_s or (None if named else defaults.lifetime_s or None)
+    lifetime = spec.lifetime_s or (None if named or spec.persistent else defaults.lifetime_s or None)
     idle = spec.idle_timeout_s or (None if named else defaults.idle_timeout_s or None)
     return {
         "id": new_id(),

@@ -125,9 +125,11 @@ class Client:
         tenant = self.settings.tenant
         if not tenant:
             return None
-        for info in await self.core.sandboxes.list(self.who):
-            if info.labels.get(TENANT_LABEL) == tenant and info.state == "running":
-                return info.id
+        known = [info for info in await self.core.sandboxes.list(self.who) if info.labels.get(TENANT_LABEL) == tenant]
+        for state in ("running", "stopped"):  # one that keeps its workspace is asleep when nobody uses it
+            for info in known:
+                if info.state == state and await self._usable(info.id):
+                    return info.id
         return None
 
     async def _create_session(self) -> SandboxInfo:
