@@ -12,7 +12,7 @@ from atoll.core.live import host_name
 from atoll.core.network import Network
 from atoll.core.sandboxes import Sandboxes
 from atoll.core.store import Store
-from atoll.egress import EgressEvent, EgressPolicy
+from atoll.egress import UPLOAD, EgressEvent, EgressPolicy
 from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
 
 REPEAT = 1.0
@@ -87,6 +87,9 @@ class Hosts:
         row = next((live for (_, name), live in self._sandboxes.live.items() if name == event.sandbox), None)
         owner = row.owner if row is not None else (self._store.sandbox(event.sandbox) or {}).get("owner")
         if owner is None:
+            return
+        if event.protocol == UPLOAD:
+            self._history.record(event.sandbox, owner, UPLOAD, name=event.name, note=event.note)
             return
         told = {
             "name": event.name,

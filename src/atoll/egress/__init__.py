@@ -6,7 +6,7 @@
 A sandbox without network is one that was never attached.
 """
 
-from atoll.egress.member import EgressEvent
+from atoll.egress.member import UPLOAD, EgressEvent
 from atoll.egress.policy import HOST_NAME, EgressPolicy, HostRule, Verdict, parse_hosts
 from atoll.egress.presets import default_hosts, mode, mode_names, registries, run_hosts
 from atoll.egress.router import Link
@@ -14,6 +14,7 @@ from atoll.egress.service import Egress, Kept
 
 __all__ = [
     "HOST_NAME",
+    "UPLOAD",
     "Egress",
     "EgressEvent",
     "EgressPolicy",

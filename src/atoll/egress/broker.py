@@ -60,7 +60,7 @@ class Broker:
     def __init__(self, settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._roster = Roster(file_limit)
+        self._roster = Roster(file_limit, self._send)
         servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
         upstream = Upstream(servers, hosts_file=settings.hosts_file)
         resolver = Resolver(upstream, self._open_way, self._report)
@@ -91,7 +91,11 @@ class Broker:
 
     def _report(self, member: Member, name: str, address: str, port: int, protocol: str, reason: str) -> None:
         event = member.refusal(name, address, port, protocol, reason)
-        if event is not None and not self._tell({"op": "event", "event": event.to_dict()}):
+        if event is not None:
+            self._send(event)
+
+    def _send(self, event: EgressEvent) -> None:
+        if not self._tell({"op": "event", "event": event.to_dict()}):
             self._untold.append(event)
 
     def _tell(self, message: wire.Message) -> bool:

@@ -232,12 +232,12 @@ class Flow:
 
     def _open(self, first: bytes) -> None:
         assert self._server is not None
-        use = self.member.account(min(self.names))
+        name, member = min(self.names), self.member
+        use = member.account(name)
         use.connections += 1
-        member = self.member
 
         def sent(size: int) -> None:
-            use.sent += size
+            member.count_sent(name, use, size)
             self.last_active = time.monotonic()
             member.last_payload = time.time()
 

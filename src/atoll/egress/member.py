@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _MAX_COUNTED_HOSTS: Final = 1024
 _OTHERS: Final = "(others)"
 _REPEAT_SECONDS: Final = 0.05
+ALERT_BYTES: Final = 64 << 20
+UPLOAD: Final = "upload"  # in place of a protocol: the event is no refusal
 
 
 class Bucket:
@@ -45,11 +47,12 @@ class Traffic:
     connections: int = 0
     sent: int = 0
     received: int = 0
+    alert: int = ALERT_BYTES  # what was sent is told when it reaches this, and at each doubling
 
 
 @dataclass(frozen=True, slots=True)
 class EgressEvent:
-    """One refusal, as people see it."""
+    """One refusal, or one alert, as people see it."""
 
     time: float
     sandbox: str
@@ -65,6 +68,8 @@ class EgressEvent:
         target = self.name or self.address or "a connection"
         if self.port:
             target += f":{self.port}"
+        if self.protocol == UPLOAD:
+            return f"upload: {self.reason} to {self.name}"
         if self.reason == "not an allowed host":
             return f"blocked: {target} is not an allowed host"
         return f"blocked: {target} ({self.reason})"
@@ -83,6 +88,7 @@ class Member:
 
     link: Link
     policy: EgressPolicy
+    notice: Callable[[EgressEvent], None] = lambda event: None
     grants: Grants = field(default_factory=lambda: Grants(time.monotonic))
     standins: StandIns = field(init=False)
     flows: "set[Flow]" = field(default_factory=set)
@@ -128,6 +134,14 @@ class Member:
         if (last is not None and now - last < _REPEAT_SECONDS) or not self.reports.take():
             return None
         return EgressEvent(time.time(), self.link.sandbox, name, address, port, protocol, reason)
+
+    def count_sent(self, name: str, use: Traffic, size: int) -> None:
+        """Bytes that left for a host: an allowed one may be a mailbox, so much of it is told."""
+        use.sent += size
+        if use.sent >= use.alert:
+            reason = f"{use.sent >> 20} MiB sent"
+            use.alert *= 2
+            self.notice(EgressEvent(time.time(), self.link.sandbox, name, "", 0, UPLOAD, reason))
 
     def counters(self) -> dict[str, Any]:
         return {

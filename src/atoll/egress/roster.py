@@ -1,9 +1,9 @@
 """The broker's list of sandboxes, found by id, by gateway address or by interface, and what their policies open."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from atoll.egress.member import Member
+from atoll.egress.member import EgressEvent, Member
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router import Link
 
@@ -15,9 +15,10 @@ Row = list[Any]
 
 
 class Roster:
-    """All members. `file_limit` is how many descriptors the broker may have."""
+    """All members. `file_limit` is how many descriptors the broker may have; `notice` tells the daemon of an event."""
 
-    def __init__(self, file_limit: int) -> None:
+    def __init__(self, file_limit: int, notice: Callable[[EgressEvent], None]) -> None:
+        self._notice = notice
         self._members: dict[str, Member] = {}
         self._by_gateway: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
@@ -59,7 +60,7 @@ class Roster:
             self.remove(link.sandbox)
             member = None
         if member is None:
-            member = Member(link, policy)
+            member = Member(link, policy, self._notice)
             self._members[link.sandbox] = self._by_gateway[link.gateway] = self._by_index[link.index] = member
             return [], []
         before = dict.fromkeys((address, port) for address, port, _ in open_rows(member))

@@ -2,11 +2,13 @@
 requests can be read they can be narrowed to methods and paths."""
 
 import socket
+import threading
 
 import pytest
 from egress_world import World, dns_query, wait_for
 
-from atoll.egress import EgressPolicy, default_hosts, mode, registries
+from atoll.egress import UPLOAD, EgressPolicy, default_hosts, mode, registries
+from atoll.egress.member import ALERT_BYTES
 from atoll.errors import InvalidArgument
 
 
@@ -27,6 +29,33 @@ def test_counters_are_exact(world: World) -> None:
         assert counters["hosts"]["b.example"] == {"connections": 1, "sent": 300_000, "received": 300_000}
         assert counters["last_payload"] > 0
         wait_for("closed connections", lambda: box.counters()["open"] == 0)
+
+
+def test_much_that_leaves_is_told(world: World) -> None:
+    """Tell of an upload when it reaches the threshold, once, as no refusal."""
+    world.inet.records["sink.example"] = ["203.0.113.91"]
+    accepted = world.inet.take("203.0.113.91")
+    with world.sandbox("sink.example:5432") as box, box.connect("sink.example", 5432) as sock:
+        server = accepted.get(timeout=60)
+
+        def drain() -> None:
+            with server:
+                while server.recv(1 << 20):
+                    pass
+
+        sink = threading.Thread(target=drain)
+        sink.start()
+        block = bytes(1 << 20)
+        for _ in range(ALERT_BYTES // len(block) - 1):
+            sock.sendall(block)
+        assert box.events() == []
+        for _ in range(4):
+            sock.sendall(block)
+        event = box.event("MiB sent", name="sink.example", protocol=UPLOAD)
+        assert event.note.startswith("upload: 6") and event.note.endswith(" MiB sent to sink.example")
+        assert box.counters()["refused"] == 0 and len(box.events()) == 1
+        sock.close()
+        sink.join(60)
 
 
 def test_refusals_are_counted(world: World) -> None:
