@@ -38,7 +38,9 @@ fn agent() -> i32 {
     });
     match started {
         Ok(mut agent) => {
-            boot::settle();
+            if agent.boot.dial.is_none() {
+                boot::settle(); // not where a page that comes back is dear
+            }
             agent.run();
             0
         }

@@ -190,6 +190,7 @@ impl Agent {
     /// Runs until the sandbox ends.
     pub fn run(&mut self) {
         let mut events = Vec::new();
+        self.fire_timers(); // an agent that dials does so before its first fork, which takes long where it has to dial
         while self.leaving.is_none() {
             self.keep_spare();
             self.poll.wait(&mut events, self.next_timeout());
