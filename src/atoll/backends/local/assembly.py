@@ -182,12 +182,15 @@ class Assembly:
 
     def _config(self, stage: str, launcher: Launcher, base: int) -> bytes:
         spec = self._spec
+        users = self._run / "users"  # runc from 1.1.15 on takes the map of N for that of a path /proc/N/fd/M
+        users.unlink(missing_ok=True)
+        users.symlink_to(f"/proc/{launcher.pid}/fd/{USER_NS_FD}")
         return bundle.configuration(
             root=f"{stage}/root",
             hostname=spec.hostname,
             base=base,
             count=self._backend.id_count,
-            user_ns=f"/proc/{launcher.pid}/fd/{USER_NS_FD}",
+            user_ns=str(users),
             net_ns=f"/proc/{launcher.pid}/fd/{NET_NS_FD}",
             cgroup=None if self._backend.standing.rootless else self._backend.groups.path(spec.id),
             filter=spec.seccomp,
