@@ -101,9 +101,9 @@ CREATE = [
     ),
 ]  # fmt: skip
 THROUGHPUT = [
-    Plan("stdout", "stdout, 256 MiB", throughput.stdout, {"atoll container": least(300)}, MBS, throughput.BIG, RARE),
+    Plan("stdout", "stdout, 128 MiB", throughput.stdout, {"atoll container": least(300)}, MBS, throughput.BIG, RARE),
     Plan(
-        "upload", "file upload, 256 MiB", throughput.upload, {"atoll container": least(300)}, MBS, throughput.BIG, RARE
+        "upload", "file upload, 128 MiB", throughput.upload, {"atoll container": least(300)}, MBS, throughput.BIG, RARE
     ),
     Plan(
         "download",

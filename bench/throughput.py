@@ -8,7 +8,7 @@ from bench.lab import Lab
 from bench.measure import Contender
 
 MIB = 1 << 20
-BIG = 256 * MIB
+BIG = 128 * MIB
 PLACE = "/workspace/bench.bin"
 
 
