@@ -25,6 +25,14 @@ def test_k8e_P18_each_sandbox_has_its_own_list(make: Callable[..., Box], lab: La
     assert second.run(code)["stdout"].splitlines() == ["no gaierror", "got hello from b.example"]
 
 
+def test_k8e_P23_runtime_and_hosts_chosen_at_create(make: Callable[..., Box], runtime: str) -> None:
+    """Reach the hosts that were named from the runtime that was named, and no other host."""
+    box = make(hosts=["a.example", "b.example"])
+    assert (box.info()["runtime"], box.info()["hosts"]) == (runtime, ["a.example", "b.example"])
+    ran = box.run(client + "[print(fetch(f'http://{name}.example/')) for name in 'abc']")
+    assert ran["stdout"].splitlines() == ["got hello from a.example", "got hello from b.example", "no gaierror"]
+
+
 def test_a_refusal_is_told(make: Callable[..., Box], lab: Lab) -> None:
     """Name the host that was refused in the result, the events, the log and the counters."""
     box = make(hosts=["a.example"])
