@@ -56,6 +56,15 @@ def test_what_cannot_be_held_is_said(user: User, runtime: str) -> None:
     assert user.json("sandbox", "list")["sandboxes"] == []
 
 
+def test_default_limits_nobody_holds_are_said_once(user: User) -> None:
+    """On stderr, by the first command that makes a sandbox; the command's own output stays its own."""
+    (user.home / "a" / "unheld-limits").unlink(missing_ok=True)
+    for said in (True, False):
+        done = user.atoll("run", "--image", "host", "echo", "fine")
+        assert (done.returncode, done.stdout) == (0, "fine\n"), done
+        assert ("does not hold the default limits for CPU, memory" in done.stderr) is said, done.stderr
+
+
 def test_a_killed_daemon_leaves_its_sandboxes_to_the_next(user: User) -> None:
     """The next daemon of the user enters the same namespace and finds them running."""
     made = user.json("sandbox", "create", "--runtime", "container")

@@ -156,5 +156,6 @@ def summary(info: SandboxInfo) -> dict[str, Any]:
         "name": info.name,
         "image": info.image,
         "runtime": info.runtime,
+        "unheld": [name for name, limit in info.limits.items() if not limit["enforced"]],
         "expires_in_s": None if info.expires_at is None else round(info.expires_at - time.time()),
     }

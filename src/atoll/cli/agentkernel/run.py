@@ -128,6 +128,10 @@ def _follow(
                 published = None
             if waiting is not None:
                 waiting.cancel()
+            if unheld := sandbox.get("unheld"):
+                from ..unheld import note_unheld
+
+                note_unheld(unheld)
         elif isinstance(value, Started):
             if _has_input():
                 feed_stdin(beside(link), sandbox["id"], str(call.command_id))
