@@ -6,7 +6,7 @@ from html import escape
 from bench.report import amount, ratio, summary
 from bench.results import Figure, Results, Row
 
-WIDTH, LEFT, RIGHT = 1000, 220, 290
+WIDTH, LEFT, RIGHT = 1000, 200, 310
 BAR, GAP = 15, 4
 SPAN = WIDTH - LEFT - RIGHT
 STYLE = (
@@ -17,7 +17,7 @@ OURS, OTHERS, MET, MISSED = "#12756f", "#b9c4c8", "#12756f", "#b3382c"
 
 
 def chart(results: Results) -> str:
-    """Rows with a single contender say one number and are left to the table."""
+    """Rows without a peer are left to the table."""
     parts: list[str] = []
     y = 34
     parts.append(f'<text class="h" x="16" y="{y}">atoll beside what a user would pick instead</text>')
@@ -28,7 +28,7 @@ def chart(results: Results) -> str:
     )
     y += 26
     for row in results.rows:
-        if len([f for f in row.figures if f.p50 is not None]) < 2:
+        if not any(f.p50 for f in row.figures if not ours(f)) or not any(f.p50 for f in row.figures if ours(f)):
             continue
         drawn, y = _panel(row, y)
         parts += drawn
@@ -36,6 +36,10 @@ def chart(results: Results) -> str:
     return "\n".join(
         [head, f"<style>{STYLE}</style>", '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"]
     )
+
+
+def ours(figure: Figure) -> bool:
+    return figure.name.startswith("atoll")
 
 
 def short(results: Results) -> str:
@@ -64,15 +68,14 @@ def _panel(row: Row, y: int) -> tuple[list[str], int]:
 
 
 def _bar(figure: Figure, value: float, unit: str, width: float, y: int) -> list[str]:
-    ours = figure.name.startswith("atoll")
     label = amount(value, unit) + (f"  ({ratio(figure)})" if figure.ratio is not None else "")
     mark = ""
     if figure.met is not None:
         colour, word = (MET, "met") if figure.met else (MISSED, "MISSED")
         mark = f'<tspan dx="6" fill="{colour}">{escape(figure.goal)}: {word}</tspan>'
-    weight = ' font-weight="bold"' if ours else ""
+    weight = ' font-weight="bold"' if ours(figure) else ""
     return [
         f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end"{weight}>{escape(figure.name)}</text>',
-        f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" fill="{OURS if ours else OTHERS}"/>',
+        f'<rect x="{LEFT}" y="{y}" width="{width:.1f}" height="{BAR}" rx="2" fill="{OURS if ours(figure) else OTHERS}"/>',
         f'<text x="{LEFT + width + 6:.1f}" y="{y + 12}">{escape(label)}{mark}</text>',
     ]

@@ -107,7 +107,7 @@ THROUGHPUT = [
     ),
     Plan(
         "download",
-        "file download, 256 MiB",
+        "file download, 128 MiB",
         throughput.download,
         {"atoll container": least(300)},
         MBS,
