@@ -106,10 +106,9 @@ def test_a_connection_waits_and_passes_when_approved(lab: Lab, runtime: str) -> 
     boss.no(other["id"], "use https")
     answer = outcome(box, plain)
     assert answer.startswith("HTTP/1.1 403") and "needs approval, and was rejected: use https" in answer
-    told = lab.blocked(box)[-1]
-    assert (told["name"], told["port"]) == ("b.example", 80)
-    assert told["reason"] == "needs approval, and was rejected: use https"
-    again = box.exec(["python3", "-c", f"{PROGRAM}\nprint(plain('b.example'))"])
+    told = until(lambda: [event for event in lab.blocked(box) if event["port"] == 80], "the refusal is told")[0]
+    assert (told["name"], told["reason"]) == ("b.example", "needs approval, and was rejected: use https")
+    again = box.exec(["python3", "-c", f"{PROGRAM}\nprint(plain('b.example'))\nraise SystemExit(1)"])
     assert again["stdout"].startswith("HTTP/1.1 403") and not pending(lab, box), "a no counts for a while too"
     assert any("was rejected: use https" in one["note"] for one in again["blocked"]), "the run tells why"
     box.exec("true")
