@@ -63,6 +63,10 @@ def test_default_limits_nobody_holds_are_said_once(user: User) -> None:
         done = user.atoll("run", "--image", "host", "echo", "fine")
         assert (done.returncode, done.stdout) == (0, "fine\n"), done
         assert ("does not hold the default limits for CPU, memory" in done.stderr) is said, done.stderr
+    (user.home / "a" / "unheld-limits").unlink()
+    made = user.atoll("sandbox", "create", "--runtime", "container")
+    assert "does not hold the default limits for CPU, memory" in made.stderr
+    user.json("sandbox", "destroy", json.loads(made.stdout)["session_id"])
 
 
 def test_a_killed_daemon_leaves_its_sandboxes_to_the_next(user: User) -> None:

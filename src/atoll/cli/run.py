@@ -19,6 +19,7 @@ from .session import (
     run_id,
     setting,
     shown,
+    tell_unheld,
     tenant_of,
     wake,
 )
@@ -101,7 +102,9 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
             from .workspaces import create_filled
 
             return shown(create_filled(link, filling, options)[0]["id"])
-        return shown(link.call(calls.create(options))["id"])
+        made = link.call(calls.create(options))
+        tell_unheld(made)
+        return shown(made["id"])
 
     def discard(late: str) -> None:
         if late not in found:

@@ -20,6 +20,7 @@ from .session import (
     setting,
     shown,
     split_run_id,
+    tell_unheld,
     tenant_of,
 )
 from .state import State, forget_everywhere
@@ -51,6 +52,7 @@ def create(arguments: Arguments) -> int:
         wire, count = create_filled(link, arguments, options)
     else:
         wire = link.call(calls.create(options))
+    tell_unheld(wire)
     found = {
         "session_id": arguments.session_id or shown(wire["id"]),
         "pod_ip": "",

@@ -108,6 +108,14 @@ def of_tenant(link: Link, tenant: str, state: str = "running") -> str | None:
     return shown(found[-1]["id"]) if found else None
 
 
+def tell_unheld(made: dict[str, Any]) -> None:
+    """Default limits of a new sandbox that this host cannot hold."""
+    if unheld := [name for name, limit in (made.get("limits") or {}).items() if limit.get("enforced") is False]:
+        from .unheld import note_unheld
+
+        note_unheld(unheld)
+
+
 def wake(link: Link, session: str) -> bool:
     """Start a sandbox that was stopped, as one that keeps its workspace is when nobody uses it; whether that was it."""
     from ..client import calls
