@@ -152,6 +152,7 @@ MAKERS: dict[str, Callable[[Lab], Peer]] = {
     "firejail": _firejail,
     "systemd-nspawn": _nspawn,
     "runc run": _oci("runc run", ["runc"]),
+    "crun run": _oci("crun run", ["crun"]),
     "runsc run": _oci("runsc run", ["runsc", "--network=none", "--ignore-cgroups"]),
     "podman run": _podman,
     "sandbox-runtime": _sandbox_runtime,
