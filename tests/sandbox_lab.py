@@ -24,6 +24,7 @@ import atoll
 PATIENCE = float(os.environ.get("ATOLL_TEST_PATIENCE", "90"))
 LONG = bool(os.environ.get("ATOLL_TEST_LONG"))
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
+PYTHON_PATHS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != SOURCE]
 RUNTIMES = tuple(os.environ.get("ATOLL_TEST_RUNTIMES", "container,gvisor").replace(",", " ").split())
 NO_SPARES = "[pool]\nfloor = 0\nceiling = 0\n"  # tests/pool has the warm ones; here a census must count what is used
 ROOTLESS = (
@@ -66,7 +67,7 @@ class Lab:
         if images := os.environ.get("ATOLL_TEST_IMAGES"):  # an ordinary user's host image has every directory of /usr
             (Path(self.home) / "images").symlink_to(images)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "AGENTKERNEL_"))}
-        self.env.update(ATOLL_HOME=self.home, PYTHONPATH=SOURCE)
+        self.env.update(ATOLL_HOME=self.home, PYTHONPATH=os.pathsep.join([SOURCE, *PYTHON_PATHS]))
         self.mark = hashlib.sha256(os.fsencode(os.path.abspath(self.home))).hexdigest()[:8]
         self._runtimes: dict[str, Any] | None = None
 
