@@ -101,6 +101,8 @@ def _oci(name: str, engine: list[str]) -> Callable[[Lab], Peer]:
 def _podman(lab: Lab) -> Peer:
     podman, runc, place = find("podman"), find("runc"), lab.work / "podman"
     known = set(Path("/sys/fs/cgroup").glob("*/libpod_parent"))
+    cache = Path("/var/lib/containers")  # podman keeps one there whatever it is told
+    cached = cache.exists()
     base = [
         podman,
         "--root",
@@ -117,6 +119,8 @@ def _podman(lab: Lab) -> Peer:
     def clean() -> None:
         subprocess.run([*base, "rm", "--all", "--force"], capture_output=True)
         subprocess.run(["umount", "-l", f"{place}/root/overlay"], capture_output=True)
+        if not cached:
+            shutil.rmtree(cache, ignore_errors=True)
         for made in set(Path("/sys/fs/cgroup").glob("*/libpod_parent")) - known:
             for inner in (*made.glob("*"), made):
                 if inner.is_dir():
