@@ -156,8 +156,25 @@ def test_a_killed_daemon_leaves_no_spare(daemon: PoolDaemon) -> None:
     daemon.until(lambda: not left & set(os.listdir(boxes)))
 
 
-def test_stopping_the_daemon_gives_its_spares_up(daemon: PoolDaemon) -> None:
+def test_ak_K16_stopping_the_daemon_gives_its_spares_up(daemon: PoolDaemon) -> None:
     daemon.atoll("daemon", "prewarm")
     daemon.atoll("daemon", "stop")
     assert os.listdir(Path(daemon.home) / "boxes") == []
     daemon.atoll("daemon", "prewarm")
+
+
+def test_ak_K4_P26_a_run_of_its_own_is_served_by_a_spare_and_shares_nothing(daemon: PoolDaemon) -> None:
+    """What one run leaves in files, variables and processes the next does not see, though both were warm."""
+    code = (
+        "import os, pathlib, subprocess; seen = sorted(os.listdir('/tmp') + os.listdir('/workspace')); "
+        "pathlib.Path('/tmp/left').touch(); pathlib.Path('/workspace/left').touch(); "
+        "subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3); print(seen, os.environ.get('LEFT'))"
+    )
+    daemon.atoll("daemon", "prewarm")
+    for number in range(3):
+        daemon.ready()
+        hits = daemon.pool()["hits"]
+        extra = ("--env", "LEFT=1") if number == 0 else ()
+        found = daemon.atoll("run", *extra, "python3", "-c", code)
+        assert found == f"[] {'1' if number == 0 else None}\n"
+        assert daemon.pool()["hits"] == hits + 1
