@@ -18,6 +18,7 @@ from sandbox_lab import Lab
 import atoll
 from atoll.backends.local.disks import Disks
 from atoll.core.access import local
+from atoll.core.store import Store
 from atoll.guest import connection
 from atoll.model import CreateSandbox, ExecSpec
 
@@ -125,3 +126,31 @@ async def test_a_fresh_disk_is_small(tmp_path: Path) -> None:
     stat = disk.stat()
     assert stat.st_size == 4096 << 20
     assert stat.st_blocks * 512 <= 1 << 20
+
+
+@pytest.mark.parametrize("ask", ["id", "name", "alias", "nobody", "children"])
+def test_finding_a_sandbox_does_not_look_at_the_others(tmp_path: Path, ask: str) -> None:
+    """Steps of SQLite's machine, with few and with many sandboxes in the store."""
+    took = []
+    for count in (10, 1000):
+        store = Store(tmp_path / f"{count}.db")
+        for number in range(count):
+            row = {
+                **{"id": f"id{number}", "owner": "me", "name": f"name{number}", "state": "running", "runtime": "r"},
+                **{"image": "host", "spec": {}, "record": {}, "created_at": 0.0, "last_active": 0.0},
+            }
+            store.add_sandbox(row, [f"alias{number}"], limit=5000)
+        steps = 0
+
+        def step() -> int:
+            nonlocal steps
+            steps += 1
+            return 0
+
+        store._db.set_progress_handler(step, 1)
+        found = store.children("id7") if ask == "children" else store.find_sandbox("me", f"{ask}7")
+        store._db.set_progress_handler(None, 1)
+        assert bool(found) == (ask in ("id", "name", "alias"))
+        store.close()
+        took.append(steps)
+    assert took[1] <= took[0] + 10, took

@@ -52,6 +52,7 @@ _MIGRATIONS = (
         sessions TEXT NOT NULL, decided_at REAL, decided_by TEXT, reason TEXT);
     CREATE INDEX approval_sandbox ON approval(sandbox_id);
     """,
+    "CREATE INDEX sandbox_parent ON sandbox(parent_id) WHERE parent_id IS NOT NULL",
 )
 
 Row = dict[str, Any]
@@ -195,13 +196,17 @@ class Store:
             )
 
     def find_sandbox(self, owner: str, ref: str) -> Row | None:
-        """By id, by the name of a living one, or by alias; only what `owner` owns."""
-        return self._row(
-            """SELECT * FROM sandbox WHERE owner = ?1 AND (id = ?2 OR (name = ?2 AND state != 'ended')
-               OR id = (SELECT sandbox_id FROM alias WHERE owner = ?1 AND alias = ?2))
-               ORDER BY id = ?2 DESC, name = ?2 DESC LIMIT 1""",
-            owner,
-            ref,
+        """By id, by the name of a living one, or by alias; only what `owner` owns. One question each: in one, every sandbox of
+        the owner would be looked at."""
+        return (
+            self._row("SELECT * FROM sandbox WHERE id = ?2 AND owner = ?1", owner, ref)
+            or self._row("SELECT * FROM sandbox WHERE owner = ?1 AND name = ?2 AND state != 'ended'", owner, ref)
+            or self._row(
+                """SELECT s.* FROM alias a JOIN sandbox s ON s.id = a.sandbox_id AND s.owner = a.owner
+                   WHERE a.owner = ?1 AND a.alias = ?2""",
+                owner,
+                ref,
+            )
         )
 
     def sandbox(self, sandbox: str) -> Row | None:

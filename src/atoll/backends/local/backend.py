@@ -164,7 +164,8 @@ class LocalBackend:
         for pid, started in self._recorded(record):
             await children.kill_recorded(pid, started)
         base = record.get("base") if isinstance(record.get("base"), int) and not self.standing.rootless else None
-        await children.reap_orphans(children.in_group(self.groups.path(box), base))
+        inits = {other.pid for other in self._boxes.values()}
+        await children.reap_orphans(children.in_group(self.groups.path(box), base), others=inits)
         for engine in ENGINES:
             _remove(self.paths.state(engine, box))
         await group.remove()

@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,19 +120,22 @@ async def kill_recorded(pid: int, started: str | None, timeout: float = 30.0) ->
         os.close(fd)
 
 
-async def reap_orphans(belongs: Callable[[int], bool], timeout: float = 10.0) -> None:
+async def reap_orphans(
+    belongs: Callable[[int], bool], timeout: float = 10.0, others: Collection[int] = frozenset()
+) -> None:
     """Collect what fell to us from a launcher or an engine that was cut short. Those are dying or dead when this is called,
-    and nobody else here waits for them."""
+    and nobody else here waits for them. `others` are children of which that is known not to be so: with a thousand sandboxes
+    looking at each takes a second."""
     deadline = time.monotonic() + timeout
     pause = 0.0005
-    while _collect(belongs) and time.monotonic() < deadline:
+    while _collect(belongs, others) and time.monotonic() < deadline:
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)
 
 
-def _collect(belongs: Callable[[int], bool]) -> bool:
+def _collect(belongs: Callable[[int], bool], others: Collection[int]) -> bool:
     """One round; true when there may be more."""
-    found = [pid for pid in _children() if belongs(pid)]
+    found = [pid for pid in _children() if pid not in others and belongs(pid)]
     for pid in found:
         with suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
