@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.client.blocking import Link
+from atoll.client.calls import get
+
 from .conftest import Cli, until
 
 
@@ -160,3 +163,16 @@ def test_text_under_the_name_agentkernel(cli: Cli, name: str) -> None:
     assert json.loads(kernel.ok("list", "--json").text)
     bad = kernel("sandbox", "start", "nosuch")
     assert bad.code == 125 and bad.stderr.startswith(b"Error: ")
+
+
+def test_ak_P13_the_strongest_runtime_that_works_is_used(cli: Cli, name: str) -> None:
+    """Nothing is said about it: what `doctor` found to work decides, in the order of strength, and the answer names it."""
+    cli.env.pop("ATOLL_RUNTIME")
+    works = {one["name"] for one in Link(cli.home).call(get("/v1/runtimes"))["runtimes"] if one["works"]}
+    strongest = next(one for one in ("microvm", "gvisor", "container") if one in works)
+    cli.ok("create", name)
+    assert cli.ok("sandbox", "info", name, "--json").json["runtime"] == strongest
+    for word in ("container", "docker", "podman"):
+        cli.ok("remove", name)
+        cli.ok("create", name, "--backend", word)
+        assert cli.ok("sandbox", "info", name, "--json").json["runtime"] == "container"
