@@ -14,9 +14,9 @@ except OSError as error: print(error.errno, n)
 """
 
 
-def test_inodes_end_inside(lab: Lab) -> None:
+def test_inodes_end_inside(lab: Lab, runtime: str) -> None:
     """ENOSPC for the one who makes them; the host's directory holds the one image."""
-    with lab.sandbox(runtime="container", disk_mb=16) as made:
+    with lab.sandbox(runtime=runtime, disk_mb=16) as made:
         errno, count = made.run(FILL, timeout=120).stdout.split()
         assert errno == "28" and int(count) < 100_000
         assert len(list(Path(lab.home).glob(f"boxes/{made.id}/**/*"))) <= 2
