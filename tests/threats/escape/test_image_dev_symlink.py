@@ -2,6 +2,7 @@
 here the same tree is put under a start without having passed the unpacker."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,19 @@ import pytest
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.probe import new_id
-from atoll.errors import AtollError
+from atoll.errors import AtollError, Unsupported
+
+WAYS = [("container", "absolute"), ("container", "relative"), ("container", "nested"), ("gvisor", "absolute")]
 
 
 @pytest.mark.parametrize("name", ["dev", "proc", "sys", "workspace", ".atoll"])
-@pytest.mark.parametrize("how", ["absolute", "relative", "nested"])
-async def test_such_an_image_does_not_start(tmp_path: Path, name: str, how: str) -> None:
+@pytest.mark.parametrize("isolation, how", WAYS)
+async def test_such_an_image_does_not_start(tmp_path: Path, name: str, isolation: str, how: str) -> None:
     """It is refused, nothing is written where the link leads, nothing is left."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
+    if isolation == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("no runsc")
     decoy = tmp_path / "decoy"
     decoy.mkdir()
     image = tmp_path / "image"
@@ -29,10 +34,9 @@ async def test_such_an_image_does_not_start(tmp_path: Path, name: str, how: str)
     backend = LocalBackend(tmp_path / "home")
     await backend.start()
     try:
-        with pytest.raises(AtollError):
-            await backend.create(
-                BoxSpec(new_id(), Rootfs((str(image),)), runtime="container", limits=Limits(disk_mb=16))
-            )
+        with pytest.raises(AtollError) as refused:
+            await backend.create(BoxSpec(new_id(), Rootfs((str(image),)), runtime=isolation, limits=Limits(disk_mb=16)))
+        assert not isinstance(refused.value, Unsupported), refused.value  # the image is refused, not the runtime
         assert list(decoy.iterdir()) == [] and await backend.sweep(set()) == []
     finally:
         await backend.close()
