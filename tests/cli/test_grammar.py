@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -174,3 +175,13 @@ def test_a_broken_pipe_is_quiet() -> None:
         env={**os.environ, "PYTHONPATH": SOURCE},
     )
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_a_directory_that_is_gone_is_told_as_that(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "scripts" / "atoll"
+    command = f"mkdir gone && cd gone && rmdir ../gone && exec {sys.executable} {program} run true"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": SOURCE, "ATOLL_HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 125 and "does not exist any more" in done.stderr and "Traceback" not in done.stderr

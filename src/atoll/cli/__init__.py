@@ -46,8 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as bug:
         if debug:
             raise
-        from ..errors import Internal
+        from ..errors import Internal, InvalidArgument
 
+        if isinstance(bug, FileNotFoundError) and not os.path.exists("."):
+            return report(
+                InvalidArgument("this directory does not exist any more", hint="cd to one that does"), as_json
+            )
         hint = "run it again with --debug, and please report what it prints"
         return report(Internal(f"{type(bug).__name__}: {bug}", hint=hint), as_json)
 

@@ -131,7 +131,10 @@ class Store:
             try:
                 self._db.execute(f"INSERT INTO sandbox({columns}) VALUES({marks})", values)
             except sqlite3.IntegrityError:
-                raise errors.AlreadyExists(f"there is a sandbox called {row['name']!r} already") from None
+                raise errors.AlreadyExists(
+                    f"there is a sandbox called {row['name']!r} already",
+                    hint="take another name, or remove that one first",
+                ) from None
             for alias in aliases:
                 self._take_alias(row["owner"], alias, row["id"])
             self._db.execute("INSERT INTO journal VALUES(?, 'creating', ?)", (row["id"], time.time()))

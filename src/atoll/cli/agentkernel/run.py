@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .project import Project
     from .publish import Published
 
+TALKATIVE = ("sh", "bash", "zsh", "python", "python3", "node", "irb", "psql", "sqlite3")  # alone, they ask and listen
 _NULL_DEVICE = os.makedev(1, 3)
 _HEADERS = (("Content-Type", "application/json"), ("Accept", FRAMES))
 
@@ -34,6 +35,10 @@ def run(arguments: Arguments) -> int:
     project = template_project(arguments) or find(arguments.config, os.getcwd())
     if project is not None:
         project.check_command(argv)
+    if os.isatty(0) and len(argv) == 1 and os.path.basename(argv[0]) in TALKATIVE:
+        say(
+            f"hint: run has no terminal, so {argv[0]} reads nothing; for that: atoll sandbox create --name x, atoll attach x"
+        )
     link = open_link(arguments)
     published = _publish(arguments, project, link)
     request = _request(arguments, project, argv, link)
