@@ -89,7 +89,9 @@ fn find(file: &OwnedFd) -> Result<Option<Device>> {
         let Some(number) = name.strip_prefix("loop").and_then(|n| n.parse().ok()) else { continue };
         // By name first: opening each device of a busy machine takes long. The check of the device itself is what counts.
         let serves = std::fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
-        if serves.trim_end_matches('\n') != path.to_string_lossy() {
+        // Where the image is on a file system of its own, the name begins at that one's root: the mount is another namespace's.
+        let serves = serves.trim_end_matches('\n');
+        if serves.is_empty() || !path.to_string_lossy().ends_with(serves) {
             continue;
         }
         let Ok(device) = open(number) else { continue };

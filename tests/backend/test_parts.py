@@ -3,8 +3,9 @@
 import asyncio
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -165,21 +166,42 @@ def test_the_stage_is_never_our_own_home(tmp_path: Path) -> None:
     assert Paths(Path(usual) / "home").stage() != usual
 
 
-async def test_a_home_behind_a_link_works(rootfs: Rootfs, tmp_path: Path) -> None:
-    """Also its shared workspace: one disk has one loop device, however its path is written."""
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to("real")
-    backend = LocalBackend(tmp_path / "link" / "home")
+async def share_a_workspace(rootfs: Rootfs, home: Path) -> None:
+    """One disk has one loop device, for as long as somebody uses it."""
+    backend = LocalBackend(home)
     await backend.start()
-    first = Sandbox(backend, await backend.create(spec_for(rootfs)))
-    second = Sandbox(backend, await backend.create(spec_for(rootfs, workspace=first.id)))
-    assert len(attached(backend.paths.disk(first.id))) == 1
-    assert (await first.sh("echo x > /workspace/file")).ok
-    assert (await second.run("cat", "/workspace/file")).stdout == "x\n"
-    for sandbox in (second, first):
-        await sandbox.destroy()
+    made = []
+    try:
+        made.append(first := Sandbox(backend, await backend.create(spec_for(rootfs))))
+        made.append(second := Sandbox(backend, await backend.create(spec_for(rootfs, workspace=first.id))))
+        assert len(attached(backend.paths.disk(first.id))) == 1
+        assert (await first.sh("echo x > /workspace/file")).ok
+        assert (await second.run("cat", "/workspace/file")).stdout == "x\n"
+    finally:
+        for sandbox in reversed(made):
+            await sandbox.destroy()
     assert census(backend) == NOTHING
     await backend.close()
+
+
+async def test_a_home_behind_a_link_works(rootfs: Rootfs, tmp_path: Path) -> None:
+    """Also its shared workspace, however the path of a disk is written."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    await share_a_workspace(rootfs, tmp_path / "link" / "home")
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Path]:
+    """A directory that is a file system of its own."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "atoll-test", str(tmp_path)], check=True)
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+async def test_a_home_on_a_file_system_of_its_own_works(rootfs: Rootfs, mounted: Path) -> None:
+    """There the kernel tells a disk's path only from that file system's root on, for the mount is another sandbox's."""
+    await share_a_workspace(rootfs, mounted / "home")
 
 
 async def test_a_launcher_that_is_let_go_leaves_nothing() -> None:

@@ -138,12 +138,14 @@ def _copy_range(here: int, there: int, start: int, end: int, zeros: bool) -> Non
 def attached(image: Path, device: int | None = None) -> list[str]:
     """Loop devices that serve this file; also after it was unlinked. Where its device is known, only that one is looked at."""
     found = []
-    name = os.path.realpath(image)  # the kernel says where the file really is, whatever links the home is reached by
+    # The kernel says where the file really is, whatever links the home is reached by; where the home is on a file system
+    # of its own only from that one's root on, because the device was opened in a mount namespace we are not in.
+    name = os.path.realpath(image)
     for entry in Path("/sys/block").glob("loop*" if device is None else f"loop{device}"):
         try:
             backing = (entry / "loop" / "backing_file").read_text().rstrip("\n")
         except OSError:
             continue
-        if backing.removesuffix(" (deleted)") == name:
+        if backing and name.endswith(backing.removesuffix(" (deleted)")):
             found.append(entry.name)
     return found
