@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         from ..errors import Internal, InvalidArgument
 
-        if isinstance(bug, FileNotFoundError) and not os.path.exists("."):
+        if isinstance(bug, FileNotFoundError) and not os.stat(".").st_nlink:
             return report(
                 InvalidArgument("this directory does not exist any more", hint="cd to one that does"), as_json
             )
