@@ -7,8 +7,8 @@ from atoll import Sandbox
 NODES = {"full", "null", "ptmx", "random", "tty", "urandom", "zero"}
 PLACES = {"fd", "mqueue", "pts", "shm", "stderr", "stdin", "stdout", "core", "net", "console"}
 OWN = {
-    "gvisor": {"fuse"}
-}  # a device of gVisor's own kernel; the host's is not involved, and mounting needs a right nobody has
+    "gvisor": {"fuse", "tun"}
+}  # devices of gVisor's own kernel; the host's are not involved, and using them needs rights nobody has
 LIST = """
 import os, stat
 for name in sorted(os.listdir('/dev')):
@@ -40,3 +40,19 @@ def test_no_node_can_be_made_and_opened(anywhere: Sandbox, runtime: str) -> None
     opened = {line.split()[2] for line in anywhere.run(MAKE).stdout.splitlines()}
     assert opened <= OWN.get(runtime, set())
     anywhere.exec("rm -f /dev/bad-* /tmp/bad-* /workspace/bad-* /dev/shm/bad-*")
+
+
+TUNNEL = """
+import errno, fcntl, os, stat
+try:
+    os.mknod('/dev/bad-tunnel', stat.S_IFCHR | 0o666, os.makedev(10, 200))
+    fcntl.ioctl(os.open('/dev/bad-tunnel', os.O_RDWR), 0x400454CA, b'atoll0' + bytes(10) + (0x1001).to_bytes(2, 'little') + bytes(22))
+    print('made')
+except OSError as error: print(errno.errorcode[error.errno])
+"""
+
+
+def test_no_tunnel_interface_can_be_made(anywhere: Sandbox) -> None:
+    said = anywhere.run(TUNNEL).stdout.strip()
+    anywhere.exec("rm -f /dev/bad-tunnel")
+    assert said in ("EPERM", "EACCES", "ENXIO", "ENODEV"), said
