@@ -16,7 +16,7 @@ from atoll.client.blocking import Link
 from atoll.client.calls import get, post
 from bench import registry
 
-ATOLL = [sys.executable, "-m", "atoll"]
+ATOLL = [sys.executable, str(Path(__file__).parents[1] / "scripts" / "atoll")]  # what is installed as `atoll`
 READY = 60.0
 POOL_FULL = 10.0
 T = TypeVar("T")
