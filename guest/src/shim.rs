@@ -138,11 +138,10 @@ pub fn bare(spec: &Spec, fds: &SpecFds) -> io::Result<i32> {
     Ok(pid)
 }
 
-/// The life of a shim that was a warm interpreter a moment ago, whose child waits for a request.
+/// The life of a shim that was a warm interpreter a moment ago, whose child waits for a request. It has its session already.
 pub fn adopt(control: RawFd, main: i32) {
     unsafe {
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"atoll-shim".as_ptr(), 0, 0, 0);
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         let mut all: libc::sigset_t = std::mem::zeroed();

@@ -51,6 +51,8 @@ pub struct Zygote {
     pub env: Vec<CString>,
     pub ready: bool,
     pub preloads: bool,
+    /// The agent's own program, which the parent of a spare becomes.
+    program: OwnedFd,
 }
 
 /// A fork of the zygote below its shim, known to be ready once `main` is set.
@@ -118,7 +120,8 @@ impl Zygote {
         let (_, err) = sys::pipe()?;
         let pid = shim::bare(&spec, &[theirs, out, err, place::open_dir(base_dir())?])?;
         let preloads = !wish.preload.is_empty();
-        Ok(Self { pid, control: ours, interpreter, env: spec.env, ready: false, preloads })
+        let program = sys::open(c"/proc/self/exe", libc::O_RDONLY)?;
+        Ok(Self { pid, control: ours, interpreter, env: spec.env, ready: false, preloads, program })
     }
 
     /// Asks for a spare. It is one when its shim says so. A hot one has its own copy of all memory a program will touch.
@@ -126,8 +129,7 @@ impl Zygote {
         let (control, their_control) = sys::socketpair()?;
         let (request, their_request) = sys::socketpair()?;
         sys::set_nonblocking(control.as_raw_fd())?;
-        let program = sys::open(c"/proc/self/exe", libc::O_RDONLY)?;
-        let fds: [RawFd; 3] = [their_control.as_raw_fd(), their_request.as_raw_fd(), program.as_raw_fd()];
+        let fds: [RawFd; 3] = [their_control.as_raw_fd(), their_request.as_raw_fd(), self.program.as_raw_fd()];
         spec::send(self.control.as_raw_fd(), if hot { b"h" } else { b"l" }, &fds)?;
         Ok(Spare { shim: Shim { pid: 0, control }, request, main: 0, hot })
     }

@@ -69,7 +69,7 @@ pub enum Timer {
     Kill(u32),
     Start(u32),
     Warm,
-    Cool,
+    WarmLook,
     Hello(u32),
     Dial,
     Deadline,
@@ -247,7 +247,7 @@ impl Agent {
                 Timer::Kill(key) => self.kill_step(key),
                 Timer::Start(key) => self.on_start_timeout(key),
                 Timer::Warm => self.on_warm_timer(),
-                Timer::Cool => self.on_warm_idle(),
+                Timer::WarmLook => self.on_warm_look(),
                 Timer::Hello(id) => self.drop_pending(id),
                 Timer::Dial => self.dial(),
                 Timer::Deadline => {

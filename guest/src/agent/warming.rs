@@ -19,8 +19,10 @@ const QUIET: Duration = Duration::from_millis(100);
 const PATIENCE_MS: i32 = 10;
 /// After this many deaths the sandbox does without.
 const MOST_DEATHS: u32 = 5;
-/// A spare that nobody took for so long gives its memory back.
+/// A spare that nobody took for so long gives its memory back; one that did not come by then never will.
 const COOLING: Duration = Duration::from_secs(10);
+/// An interpreter that has not started by then is given up.
+const START_TIME: Duration = Duration::from_secs(60);
 const ZYGOTE: u32 = 0;
 const SPARE: u32 = 1;
 
@@ -34,7 +36,7 @@ pub struct Warm {
     wanted: Option<Interpreter>,
     /// The spare was waited for in vain.
     waited: bool,
-    cool_at: Option<Instant>,
+    look_at: Option<Instant>,
     deaths: u32,
     hits: u64,
     misses: u64,
@@ -110,6 +112,7 @@ impl Agent {
             Ok(zygote) => {
                 self.poll.set(zygote.control.as_raw_fd(), token::of(token::WARM, ZYGOTE), 0, IN);
                 self.warm.zygote = Some(zygote);
+                self.look_again(START_TIME);
             }
             Err(_) => self.warm.deaths += 1,
         }
@@ -137,13 +140,8 @@ impl Agent {
             return;
         }
         let ordered = self.warm.zygote.as_ref().filter(|z| z.ready).and_then(|z| z.order(hot).ok());
-        if let Some(old) = self.warm.cool_at.take() {
-            self.timers.remove(&(old, Timer::Cool));
-        }
-        if hot && ordered.is_some() {
-            let when = Instant::now() + COOLING;
-            self.warm.cool_at = Some(when);
-            self.at(when, Timer::Cool);
+        if ordered.is_some() {
+            self.look_again(COOLING);
         }
         if let Some(spare) = &ordered {
             self.poll.set(spare.shim.control.as_raw_fd(), token::of(token::WARM, SPARE), 0, IN);
@@ -220,9 +218,25 @@ impl Agent {
         self.order_spare(true);
     }
 
-    pub(super) fn on_warm_idle(&mut self) {
-        self.warm.cool_at = None;
-        if self.warm.spare.take_if(|s| s.hot).is_some() {
+    fn look_again(&mut self, later: Duration) {
+        if let Some(old) = self.warm.look_at.take() {
+            self.timers.remove(&(old, Timer::WarmLook));
+        }
+        let when = Instant::now() + later;
+        self.warm.look_at = Some(when);
+        self.at(when, Timer::WarmLook);
+    }
+
+    /// Nothing has changed for a while: what was awaited is given up, what was kept hot for the next run cools down.
+    pub(super) fn on_warm_look(&mut self) {
+        self.warm.look_at = None;
+        let Some(zygote) = &self.warm.zygote else { return };
+        let stuck = !zygote.ready || self.warm.spare.as_ref().is_some_and(|s| s.main == 0);
+        if stuck {
+            self.warm.deaths += 1;
+            self.warm.wanted = self.retire_warm();
+            self.at(Instant::now(), Timer::Warm);
+        } else if self.warm.spare.take_if(|s| s.hot).is_some() {
             self.order_spare(false);
         }
     }

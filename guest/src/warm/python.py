@@ -128,10 +128,11 @@ def wait_for_spares():
         try:
             if os.fork():
                 os._exit(0)  # so that the shim becomes a child of the agent
+            os.setsid()  # before it has a child: gVisor's kernel may deadlock in it afterwards
             main = os.fork()
             if main:
                 os.set_inheritable(shim, True)
-                os.execve("/proc/self/fd/%d" % program, ["atoll-guest", "shim", str(shim), str(main)], {})
+                become_shim(program, ["atoll-guest", "shim", str(shim), str(main)])
         except OSError:
             os._exit(1)
         os.setsid()
@@ -141,6 +142,14 @@ def wait_for_spares():
         if data == b"h":
             take_pages()
         serve(socket.socket(fileno=request))
+
+
+def become_shim(program, argv):
+    """By its descriptor, or where the kernel cannot do that, by the name it has there."""
+    try:
+        os.execve(program, argv, {})
+    except OSError:
+        os.execve("/proc/self/fd/%d" % program, argv, {})
 
 
 def pages():
