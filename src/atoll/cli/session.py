@@ -6,7 +6,9 @@ import os
 import sys
 
 from ..client.blocking import Link
+from ..client.spawn import home_directory
 from ..errors import InvalidArgument, NotFound
+from .output import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ def setting(name: str) -> str | None:
 def open_link(arguments: Arguments, *, start: bool = True) -> Link:
     """The daemon or gateway this command line is for."""
     if not _is_configured(arguments):
+        if start and os.isatty(2) and not os.path.exists(os.path.join(home_directory(), "probes.json")):
+            say("atoll: first use here: finding out what works and preparing the image, which takes some seconds ...")
         return Link(start=start)
     from .connection import open_chosen
 

@@ -1,5 +1,6 @@
 """The verbs of atoll. Adapters translate to and from these and hold no logic of their own."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.backends.contract import Backend
@@ -28,6 +29,9 @@ from atoll.core.secrets import Secrets, Vault
 from atoll.core.snapshots import Snapshots
 from atoll.core.store import Store
 from atoll.core.subagents import SubAgents
+from atoll.errors import AtollError
+
+HOST = "host"
 
 
 class Core:
@@ -84,6 +88,8 @@ class Core:
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""
+        if self.config.sandboxes.image == HOST:  # the first sandbox needs it, and looking at all of /usr takes a second
+            self.sandboxes.tasks.spawn(self._look_ahead())
         self.connections.withdraw_left_over()
         await self.network.start()
         await self.backend.start()
@@ -91,6 +97,10 @@ class Core:
         await self.subagents.end_orphans()
         await self.reaper.reap()
         self.reaper.start()
+
+    async def _look_ahead(self) -> None:
+        with suppress(AtollError, OSError):  # whoever needs it is told what is wrong
+            await self.images.choose(HOST)
 
     async def close(self) -> None:
         """Leave. Sandboxes and everything in them go on."""

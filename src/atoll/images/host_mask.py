@@ -55,19 +55,24 @@ def _needs_every_directory(usr: Path) -> bool:
 def _scan(usr: Path) -> _Scan:
     hidden: list[str] = []
     stamps: dict[str, int] = {}
-    pending = [""]
+    top, pending = str(usr), [""]
     while pending:
         directory = pending.pop()
+        start = f"{directory}/" if directory else ""
         try:
-            stamps[directory] = os.stat(usr / directory).st_ctime_ns
-            with os.scandir(usr / directory) as entries:
+            stamps[directory] = os.stat(f"{top}/{directory}").st_ctime_ns
+            with os.scandir(f"{top}/{directory}") as entries:
                 for entry in entries:
-                    path = f"{directory}/{entry.name}" if directory else entry.name
-                    found = entry.stat(follow_symlinks=False)
-                    if _is_hidden(entry.name, found.st_mode):
-                        hidden.append(path)
-                    elif stat.S_ISDIR(found.st_mode):
-                        pending.append(path)
+                    if entry.is_symlink():  # known without asking, and hidden by its name alone
+                        mode = stat.S_IFLNK
+                    else:
+                        mode = entry.stat(follow_symlinks=False).st_mode
+                        if mode & 0o170004 == 0o100004 and entry.name != _PIP_MARKER:
+                            continue  # a file that everybody may read, as nearly all are
+                    if _is_hidden(entry.name, mode):
+                        hidden.append(start + entry.name)
+                    elif stat.S_ISDIR(mode):
+                        pending.append(start + entry.name)
         except FileNotFoundError:
             # Packages are being installed right now: a stamp that never matches makes the next call look again.
             stamps[directory] = 0

@@ -239,7 +239,7 @@ class LocalBackend:
     async def runtimes(self) -> list[RuntimeStatus]:
         """All of them, strongest first."""
         needs = [RuntimeStatus(name, False, why) for name, why in NEEDS.items()]
-        return [*[await self.probes.status(name) for name in RUNTIMES], *needs]
+        return [*await asyncio.gather(*(self.probes.status(name) for name in RUNTIMES)), *needs]
 
     async def pick(self, runtime: str) -> str:
         """The strongest that works, for `auto`; a named one is never replaced by another."""

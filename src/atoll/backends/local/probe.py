@@ -43,12 +43,12 @@ class Probes:
         self._paths = paths
         self._create = create
         self._destroy = destroy
-        self._lock = asyncio.Lock()
+        self._locks = {runtime: asyncio.Lock() for runtime in RUNTIMES}
         self._found: dict[str, RuntimeStatus] = {}
 
     async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
-        async with self._lock:
+        async with self._locks[runtime]:
             tried = []
             for name in RUNTIMES[runtime]:
                 status = self._judged(await self._status(runtime, name))
