@@ -88,8 +88,10 @@ This page is made by `scripts/compat_agentkernel.py` from the names of the tests
 
 ## Not here
 
-Dockerfile builds (`--build`, `[build]`), volumes, `--source`, `--sudo`, ports of named sandboxes (`atoll sandbox expose` gives them a
-URL) and over HTTP and MCP. They are not offered, and refused where a client sends them or a named file asks for them.
+Dockerfile builds (`--build`, `[build]`), volumes, `--source`, `--sudo`, ports of named sandboxes (`atoll sandbox expose`
+gives them a URL) and over HTTP and MCP, warm sandboxes for one agent's mode (`[daemon]` of a project's file: the pool is the
+operator's, `[pool]` of `config.toml`, and learns by itself what is used). They are not offered, and refused where a client
+sends them or a named file asks for them.
 
 | id | promise | tests |
 |---|---|---|

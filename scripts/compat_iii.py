@@ -77,6 +77,8 @@ settings are `iii.yaml` in `ATOLL_HOME`; `atoll iii config` prints an entry to s
 - Over REST a Ref cannot be used. `fs::read` answers `body`, else `content_b64`, else `content_url` for large files; a raw body
   goes to `PUT /functions/sandbox::fs::write?sandbox_id=&path=&mode=&parents=`.
 - `timeout_ms: 0` is S200 without starting anything. `idle_timeout_secs: 0` is reaped after five seconds without use.
+- `III_INSECURE_REGISTRIES` is the worker's while it is connected; without a worker it is that of whoever started the daemon.
+- The limit of open files is 65536, or what the daemon itself may have where that is less.
 - uid and gid of `chmod` go to 65534, the ids a sandbox has.
 - Ids of ended sandboxes stay known (the last 1024), also over a restart of the daemon.
 
