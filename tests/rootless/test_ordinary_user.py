@@ -100,6 +100,24 @@ def test_a_stopped_sandbox_comes_back_with_its_files(user: User, runtime: str) -
         user.json("sandbox", "destroy", session)
 
 
+def test_a_sub_agent_shares_the_workspace(user: User) -> None:
+    """The directory of the parent's; a disk in memory, which was asked for, cannot be shared, and that is said."""
+    parent = user.json("sandbox", "create", "--runtime", "container")["session_id"]
+    limited = user.json("sandbox", "create", "--runtime", "container", "--disk", "32")["session_id"]
+    try:
+        user.json("sandbox", "run", "echo theirs > /workspace/file", "--lang", "bash", "--session-id", parent)
+        child = user.json("sandbox", "subagent", parent)["session_id"]
+        look = "cat /workspace/file && echo back > /workspace/answer"
+        assert user.json("sandbox", "run", look, "--lang", "bash", "--session-id", child)["stdout"] == "theirs\n"
+        answer = user.json("sandbox", "run", "cat /workspace/answer", "--lang", "bash", "--session-id", parent)
+        assert answer["stdout"] == "back\n"
+        refused = user.atoll("sandbox", "subagent", limited)
+        assert refused.returncode != 0 and "in memory" in refused.stdout + refused.stderr
+    finally:
+        for session in (parent, limited):
+            user.json("sandbox", "destroy", session)
+
+
 def test_the_users_own_files_stay_out_of_reach(user: User) -> None:
     """Root inside is the user outside, and still sees nothing of the user's home."""
     secret = user.home / "secret"

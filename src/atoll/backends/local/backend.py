@@ -117,6 +117,11 @@ class LocalBackend:
         if spec.workspace is None or spec.workspace == spec.id:
             return None
         image = self.paths.disk(spec.workspace)
+        if not image.exists() and self.standing.rootless and self.paths.box(spec.workspace).exists():
+            raise Unsupported(
+                f"the disk of sandbox {spec.workspace} is in memory, and cannot be shared",
+                hint="an ordinary user's disk is in memory when its size is asked for: leave --disk out",
+            )
         if not image.exists():
             raise NotFound(f"sandbox {spec.workspace} has no workspace to share")
         return image
