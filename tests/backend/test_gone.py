@@ -233,7 +233,7 @@ async def test_the_dead_are_buried_not_adopted(make, backend: LocalBackend) -> N
     assert await fresh.adopt(dead_record) is None
     assert await fresh.adopt(mistaken_record) is None
     assert os.getpid()  # still here: the number alone never kills
-    assert census(fresh) == NOTHING
+    await nothing_left(fresh)
     await fresh.close()
     await backend.start()
 
