@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-import websockets
+import websockets.exceptions
 from daemon_lab import PATIENCE, Box, DaemonProcess, until
 
 SERVER = """
