@@ -15,11 +15,11 @@ from bench import peers, processes
 from bench.lab import Lab
 from bench.measure import Contender
 
-FEW = 5
-WATCH = 10.0  # seconds over which idle CPU is counted
-SETTLE = 3.0
+FEW = 10
+WATCH = 8.0  # seconds over which idle CPU is counted
+SETTLE = 2.0
 WORKERS = 8
-LONGEST = 150.0  # seconds to make a crowd
+LONGEST = 120.0  # seconds to make a crowd
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,23 @@ class Crowd:
 
 
 def memory(lab: Lab, runtime: str) -> list[Contender]:
-    """Of a few sandboxes: without interpreters, and after a first Python snippet left a warm one behind."""
+    """Of a few sandboxes: made cold, which have no interpreter; from the pool, where Python waits; and after Python was used."""
     return [
-        Contender("atoll", partial(_memory, lab, runtime, False)),
-        Contender("atoll with a warm Python", partial(_memory, lab, runtime, True)),
+        Contender("atoll", partial(_memory, lab, runtime, cold=True, runs=0)),
+        Contender("atoll with a warm Python", partial(_memory, lab, runtime, cold=False, runs=0)),
+        Contender("atoll after two Python runs", partial(_memory, lab, runtime, cold=False, runs=2)),
     ]
 
 
-def _memory(lab: Lab, runtime: str, python: bool) -> float:
+def _memory(lab: Lab, runtime: str, *, cold: bool, runs: int) -> float:
     boxes: list[Sandbox] = []
     try:
-        for number in range(FEW):  # named, so that what the pool prepared does not count
-            name = f"bench-idle-{number}"
+        for number in range(FEW):
+            lab.full_pool()
+            name = f"bench-idle-{number}" if cold else None
             boxes.append(Sandbox.create(home=lab.home, runtime=runtime, network=False, name=name))
-            if python:
-                for _ in range(2):
-                    boxes[-1].run("print(1)", "python")
+            for _ in range(runs):
+                boxes[-1].run("print(1)", "python")
         time.sleep(SETTLE)
         return sum(_cost(box.id) for box in boxes) / len(boxes)
     finally:
