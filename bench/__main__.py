@@ -19,6 +19,7 @@ from bench.measure import FEWEST_ROUNDS, absent, race
 from bench.rows import PLANS, Plan
 
 HERE = Path(__file__).parent
+KEPT = HERE / "results"
 PAGE = HERE.parent / "docs" / "performance.md"
 QUICK = 3
 
@@ -39,23 +40,29 @@ def main() -> int:
     parser.add_argument(
         "--document", action="store_true", help="write the last results into docs/performance.md, without a run"
     )
-    parser.add_argument("--out", type=Path, default=HERE / "results")
+    parser.add_argument("--skip", default="", metavar="PATTERN", help="not these")
+    parser.add_argument("--out", type=Path, help="where results go (default: bench/results, for whole runs alone)")
     args = parser.parse_args()
-    plans = [plan for plan in PLANS if wanted(plan.id, args.only)]
+    plans = [p for p in PLANS if wanted(p.id, args.only) and not (args.skip and wanted(p.id, args.skip))]
     if args.list:
         print("\n".join(f"{plan.id:32} {plan.title}" for plan in plans))
         return 0
     if args.document:
-        report.document(results.load(args.out / "results.json"), PAGE)
+        report.document(results.load((args.out or KEPT) / "results.json"), PAGE)
         print(f"written: {PAGE}")
         return 0
     if not plans:
-        parser.error(f"no row matches {args.only!r}")
+        parser.error("no row matches")
     found = measure(plans, QUICK if args.quick else args.rounds, quick=args.quick)
-    results.save(found, args.out / "results.json")
-    (args.out / "results.svg").write_text(chart.chart(found))
     print(report.table(found))
-    print(f"\nwritten: {args.out}/results.json and results.svg")
+    whole = len(found.rows) == len(PLANS) and not args.quick
+    out = args.out or (KEPT if whole else None)
+    if out is None:
+        print("\nnot written: this was not a whole run; --out DIR keeps it")
+        return 0
+    results.save(found, out / "results.json")
+    (out / "results.svg").write_text(chart.chart(found))
+    print(f"\nwritten: {out}/results.json and results.svg")
     return 0
 
 
