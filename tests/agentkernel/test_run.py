@@ -314,9 +314,8 @@ def test_ak_K6_published_ports_last_as_long_as_the_run(cli: Cli, project: Path) 
         process = cli.popen("run", *words, "python3", "-c", serve, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         try:
             assert process.stderr is not None
-            line = process.stderr.readline().decode()
-            port = int(line.rpartition(":")[2])
-            assert "port 8000 is published at 127.0.0.1:" in line
+            line = next(line for line in process.stderr if b"port 8000 is published at 127.0.0.1:" in line)
+            port = int(line.rpartition(b":")[2])
 
             def fetched(port: int = port) -> bool:
                 try:

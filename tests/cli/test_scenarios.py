@@ -31,7 +31,7 @@ def test_k8e_P21_install_then_import(cli: Cli, tenant: str) -> None:
     if not reachable(default_hosts()[0]):
         pytest.skip("the package index cannot be reached from this machine")
     code = "pip install --quiet --disable-pip-version-check six"
-    done = cli("sandbox", "run", code, "--timeout", "240", "--tenant", tenant)
+    done = cli("sandbox", "run", code, "--timeout", "150", "--tenant", tenant)
     assert done.code == 0, done
     seen = cli.ok("sandbox", "run", "import six; print(six.__version__)", "--lang", "python", "--tenant", tenant)
     assert seen["stdout"].count(".") == 2 and seen["exit_code"] == 0, seen
