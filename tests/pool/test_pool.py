@@ -101,6 +101,19 @@ def test_k8e_D37_a_claimed_sandbox_equals_a_cold_one(daemon: PoolDaemon) -> None
     assert info.limits == again.limits
 
 
+def test_k8e_P30_from_a_claim_to_the_first_result(daemon: PoolDaemon) -> None:
+    """Half a second is what bench/ measures; here ten times that, for the best of a few on a busy machine."""
+    best, deadline = WAIT, time.monotonic() + WAIT
+    while best > 5.0:
+        assert time.monotonic() < deadline, f"the best claim took {best:.1f} s"
+        daemon.ready()
+        hits, started = daemon.pool()["hits"], time.monotonic()
+        with Sandbox(home=daemon.home) as warm:
+            assert warm.run("echo 1", language="bash").stdout == "1\n"
+            best = min(best, time.monotonic() - started)
+        assert daemon.pool()["hits"] == hits + 1
+
+
 def test_no_network_stays_none(daemon: PoolDaemon) -> None:
     daemon.ready()
     hits = daemon.pool()["hits"]
