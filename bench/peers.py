@@ -103,17 +103,8 @@ def _podman(lab: Lab) -> Peer:
     known = set(Path("/sys/fs/cgroup").glob("*/libpod_parent"))
     cache = Path("/var/lib/containers")  # podman keeps one there whatever it is told
     cached = cache.exists()
-    base = [
-        podman,
-        "--root",
-        f"{place}/root",
-        "--runroot",
-        f"{place}/run",
-        "--tmpdir",
-        f"{place}/tmp",
-        "--runtime",
-        runc,
-    ]
+    base = [podman, "--root", f"{place}/root", "--runroot", f"{place}/run", "--tmpdir", f"{place}/tmp"]
+    base += ["--runtime", runc]
     base += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
 
     def clean() -> None:

@@ -43,8 +43,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def row_of(ident: str, title: str, unit: str, contenders: list[Contender], goals: Mapping[str, Goal]) -> Row:
-    """The finished row. Without a figure of the baseline there are no ratios, and goals that need one stay open."""
-    base = middle(contenders[0].figures) if contenders and contenders[0].figures else None
+    """The finished row. Without a baseline, or a figure of it, there are no ratios, and goals that need one stay open."""
+    base = middle(contenders[0].figures) if len(contenders) > 1 and contenders[0].figures else None
     return Row(
         id=ident, title=title, unit=unit, figures=[_figure(c, unit, base, goals.get(c.name)) for c in contenders]
     )
