@@ -29,7 +29,7 @@ def clean_import(names):
 
 
 try:
-    ctypes, socket = clean_import(["_ctypes", "_socket"])
+    ctypes, socket, gc = clean_import(["_ctypes", "_socket", "gc"])
 except ImportError:
     os._exit(UNSUPPORTED)
 
@@ -126,8 +126,11 @@ def wait_for_spares():
                 os.close(fd)
             continue
         try:
+            middle = os.getpid()
             if os.fork():
                 os._exit(0)  # so that the shim becomes a child of the agent
+            while os.getppid() == middle:
+                os.sched_yield()  # the agent takes none that is not its child yet
             os.setsid()  # before it has a child: gVisor's kernel may deadlock in it afterwards
             main = os.fork()
             if main:
@@ -349,6 +352,9 @@ try:
             __import__(name)
         except Exception:
             pass  # not in this image
+    if PRELOAD:  # noqa: F821
+        gc.collect()
+        gc.freeze()  # so that no collection of a program, its last one above all, looks at all that was imported
     fresh_main()
     memory = pages()
 except Exception:
