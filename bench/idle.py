@@ -18,6 +18,7 @@ from bench.measure import Contender
 FEW = 10
 WATCH = 8.0  # seconds over which idle CPU is counted
 SETTLE = 2.0
+COOLED = 13.0  # a warm interpreter that nobody uses for ten seconds gives memory back
 WORKERS = 8
 LONGEST = 120.0  # seconds to make a crowd
 
@@ -33,15 +34,15 @@ class Crowd:
 
 
 def memory(lab: Lab, runtime: str) -> list[Contender]:
-    """Of a few sandboxes: made cold, which have no interpreter; from the pool, where Python waits; and after Python was used."""
+    """Of a few sandboxes: made cold, which have no interpreter; from the pool, where Python waits; and just after Python was used."""
     return [
-        Contender("atoll", partial(_memory, lab, runtime, cold=True, runs=0)),
-        Contender("atoll with a warm Python", partial(_memory, lab, runtime, cold=False, runs=0)),
-        Contender("atoll after two Python runs", partial(_memory, lab, runtime, cold=False, runs=2)),
+        Contender("atoll", partial(_memory, lab, runtime, cold=True, runs=0, rest=SETTLE)),
+        Contender("atoll with a warm Python", partial(_memory, lab, runtime, cold=False, runs=1, rest=COOLED)),
+        Contender("atoll just after Python runs", partial(_memory, lab, runtime, cold=False, runs=2, rest=SETTLE)),
     ]
 
 
-def _memory(lab: Lab, runtime: str, *, cold: bool, runs: int) -> float:
+def _memory(lab: Lab, runtime: str, *, cold: bool, runs: int, rest: float) -> float:
     boxes: list[Sandbox] = []
     try:
         for number in range(FEW):
@@ -50,7 +51,7 @@ def _memory(lab: Lab, runtime: str, *, cold: bool, runs: int) -> float:
             boxes.append(Sandbox.create(home=lab.home, runtime=runtime, network=False, name=name))
             for _ in range(runs):
                 boxes[-1].run("print(1)", "python")
-        time.sleep(SETTLE)
+        time.sleep(rest)
         return sum(_cost(box.id) for box in boxes) / len(boxes)
     finally:
         for box in boxes:
