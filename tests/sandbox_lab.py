@@ -47,6 +47,15 @@ def until(condition: Callable[[], Any], what: str) -> Any:
     return value
 
 
+def reachable(host: str) -> bool:
+    """Whether this machine gets out to a host."""
+    try:
+        socket.create_connection((host, 443), 10).close()
+    except OSError:
+        return False
+    return True
+
+
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
         super().__init__("daemon", timeout=PATIENCE)

@@ -1,20 +1,11 @@
 """The scenarios of K8E's document as a person types them, with the real registry where it can be reached."""
 
-import socket
-
 import pytest
+from sandbox_lab import reachable
 
 from atoll.egress import default_hosts
 
 from .conftest import Cli
-
-
-def reachable(host: str) -> bool:
-    try:
-        socket.create_connection((host, 443), 10).close()
-    except OSError:
-        return False
-    return True
 
 
 def test_k8e_P20_a_quick_run_leaves_nothing_to_clean_up(cli: Cli, tenant: str) -> None:

@@ -5,27 +5,18 @@ import gzip
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from image_lab import RegistryServer, build_image
-from sandbox_lab import NO_SPARES, PATIENCE, RUNTIMES, Lab
+from sandbox_lab import NO_SPARES, PATIENCE, RUNTIMES, Lab, reachable
 
 from atoll.egress import default_hosts
 
 NAME = "with-pip"
 INSTALL = "python3 -m pip install --quiet --no-cache-dir --disable-pip-version-check six && python3 -c 'import six; print(six.__name__)'"
-
-
-def reachable(host: str) -> bool:
-    try:
-        socket.create_connection((host, 443), 10).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,13 @@
 """What people do first: install a package from the real registries, through the broker, with nothing configured."""
 
-import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 from daemon_lab import DaemonProcess, running_daemon
+from sandbox_lab import reachable
 
 from atoll.egress import default_hosts
-
-
-def reachable(host: str) -> bool:
-    try:
-        socket.create_connection((host, 443), 10).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="module")

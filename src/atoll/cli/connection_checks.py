@@ -9,6 +9,7 @@ from ..client import calls
 from ..errors import AtollError
 from .connect import install_skill
 from .connection import Choice, choose, explain, open_chosen, read_settings
+from .doctor_machine import check
 from .session import data_directory
 
 TYPE_CHECKING = False
@@ -25,14 +26,14 @@ def connection_checks(arguments: Arguments) -> tuple[list[dict[str, Any]], bool]
     """The checks, and whether the daemon is the local one, so that this machine matters too."""
     found = next((path for path in map(shutil.which, NAMES) if path), "")
     fix = "atoll alias install k8e-sandbox-cli ~/.local/bin"
-    checks = [_check("program", bool(found), found or "not on PATH", fix, optional=True)]
+    checks = [check("program", bool(found), found or "not on PATH", fix, optional=True)]
     try:
         choice = choose(arguments)
     except AtollError as bad:
-        checks.append(_check("profile", False, explain(bad), "atoll sandbox connect"))
+        checks.append(check("profile", False, explain(bad), "atoll sandbox connect"))
         return [*checks, *_skills()], False
     where = choice.endpoint or "the local daemon"
-    checks.append(_check("profile", True, f"{choice.profile or 'none'}: {where}"))
+    checks.append(check("profile", True, f"{choice.profile or 'none'}: {where}"))
     checks.append(_certificates(choice))
     if not choice.is_local:
         checks.append(_gateway(arguments))
@@ -42,28 +43,19 @@ def connection_checks(arguments: Arguments) -> tuple[list[dict[str, Any]], bool]
 def repair(checks: list[dict[str, Any]], *, really: bool) -> int:
     """If really asked to, repair what can be repaired from here; how many were. A repair that fails is said and is a problem."""
     fixed = 0
-    for check in checks:
-        targets = check.pop("_repair", None)
-        if targets is None or check["ok"] or not really:
+    for one in checks:
+        targets = one.pop("_repair", None)
+        if targets is None or one["ok"] or not really:
             continue
         failed = [line for target in targets for line in install_skill(target)]
-        check.pop("optional", None)
+        one.pop("optional", None)
         if failed:
-            check["detail"] = f"repair failed: {'; '.join(failed)}"
+            one["detail"] = f"repair failed: {'; '.join(failed)}"
             continue
-        check.update(ok=True, detail="repaired: " + ", ".join(targets))
-        check.pop("fix", None)
+        one.update(ok=True, detail="repaired: " + ", ".join(targets))
+        one.pop("fix", None)
         fixed += 1
     return fixed
-
-
-def _check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "ok": ok, "detail": detail}
-    if fix and not ok:
-        found["fix"] = fix
-    if optional:
-        found["optional"] = True
-    return found
 
 
 def _certificates(choice: Choice) -> dict[str, Any]:
@@ -72,12 +64,12 @@ def _certificates(choice: Choice) -> dict[str, Any]:
 
     there = [name for name in ("ca.crt", "client.crt", "client.key", "endpoint") if os.path.exists(path(name))]
     if not there:
-        return _check("certificates", True, f"none in {choice.cert_dir}; none are needed locally")
+        return check("certificates", True, f"none in {choice.cert_dir}; none are needed locally")
     fix = "atoll sandbox connect --reset-certs"
     if there == ["ca.crt"]:
-        return _check("certificates", True, f"{path('ca.crt')}, no client certificate")
+        return check("certificates", True, f"{path('ca.crt')}, no client certificate")
     if len(there) < 4:
-        return _check("certificates", False, f"only {', '.join(there)} in {choice.cert_dir}", fix)
+        return check("certificates", False, f"only {', '.join(there)} in {choice.cert_dir}", fix)
     from ..client.k8e_channel import days_left
 
     try:
@@ -85,12 +77,12 @@ def _certificates(choice: Choice) -> dict[str, Any]:
             left = days_left(file.read())
         mode = os.stat(path("client.key")).st_mode & 0o077
     except OSError as failure:
-        return _check("certificates", False, f"{choice.cert_dir}: {failure.strerror}", fix)
+        return check("certificates", False, f"{choice.cert_dir}: {failure.strerror}", fix)
     if mode:
-        return _check("certificates", False, "others may read client.key", f"chmod 600 {path('client.key')}")
+        return check("certificates", False, "others may read client.key", f"chmod 600 {path('client.key')}")
     if left <= 0:
-        return _check("certificates", False, "the client certificate is not valid (any more)", fix)
-    return _check("certificates", True, f"valid for {left:.0f} days")
+        return check("certificates", False, "the client certificate is not valid (any more)", fix)
+    return check("certificates", True, f"valid for {left:.0f} days")
 
 
 def _gateway(arguments: Arguments) -> dict[str, Any]:
@@ -99,8 +91,8 @@ def _gateway(arguments: Arguments) -> dict[str, Any]:
         health = link.call(calls.get("/v1/health"))
         link.close()
     except AtollError as failure:
-        return _check("gateway", False, explain(failure), "atoll sandbox connect --endpoint host:port")
-    return _check("gateway", True, f"answers, atoll {health.get('version')}")
+        return check("gateway", False, explain(failure), "atoll sandbox connect --endpoint host:port")
+    return check("gateway", True, f"answers, atoll {health.get('version')}")
 
 
 def _skills() -> list[dict[str, Any]]:
@@ -129,7 +121,7 @@ def _skill(name: str, targets: list[str], *, optional: bool) -> dict[str, Any]:
     detail = f"missing in {', '.join(missing.values())}" if missing else "installed for " + ", ".join(targets)
     if not missing and not optional and not os.path.isfile(staged):
         missing, detail = {targets[0]: staged}, f"{staged} is missing"
-    found = _check(name, not missing, detail, "atoll sandbox doctor --fix", optional=optional)
+    found = check(name, not missing, detail, "atoll sandbox doctor --fix", optional=optional)
     if missing:
         found["_repair"] = list(missing)
     return found
