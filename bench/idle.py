@@ -20,7 +20,7 @@ WATCH = 8.0  # seconds over which idle CPU is counted
 SETTLE = 2.0
 COOLED = 13.0  # a warm interpreter that nobody uses for ten seconds gives memory back
 WORKERS = 8
-LONGEST = 120.0  # seconds to make a crowd
+LONGEST = 90.0  # seconds to make a crowd
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 MOST_FAILURES = 3
 FEWEST_ROUNDS = 3
-LONGEST_ROW = 20.0  # seconds; after that the round under way is the last, if there were a few
+LONGEST_ROW = 14.0  # seconds; after that the round under way is the last, if there were a few
 HIGHER_IS_BETTER = ("MB/s", "per s")
 
 
