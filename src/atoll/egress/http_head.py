@@ -20,6 +20,7 @@ _LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])\Z")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e]*)?\Z")
 _ABSOLUTE = re.compile(rb"(?i:http)://([^/?#]*)(?:[/?#][\x21-\x7e]*)?\Z")
+_FRAMING: Final = frozenset((b"content-length", b"transfer-encoding"))
 _METHOD_START = re.compile(rb"[A-Z-]{1,32}(?: |\Z)")
 
 
@@ -148,6 +149,10 @@ class RequestGuard:
             if field is None:
                 raise HeadError("malformed header field")
             fields.setdefault(field[1].lower(), []).append(field[2])
+        # To many programs behind a server `_` and `-` in a name are the same.
+        alike = {name.replace(b"_", b"-") for name in fields}
+        if not _FRAMING.isdisjoint(alike - fields.keys()):
+            raise HeadError("a header field that can be taken for another")
         hosts = fields.get(b"host", [])
         if len(hosts) != 1:
             raise HeadError("a request needs exactly one Host")
@@ -155,7 +160,7 @@ class RequestGuard:
         path = self._check_target(method, target, host)
         self._frame(fields, minor, host)
         self._approve(host)
-        body, overrides = self._state != "head", not OVERRIDES.isdisjoint(fields)
+        body, overrides = self._state != "head", not OVERRIDES.isdisjoint(alike)
         self._look(host, Request(method.decode(), path, bool(self.upgrade_asked), body, overrides))
         self.host = host
 

@@ -109,6 +109,8 @@ REFUSED = {
     "chunked GET": request("GET /simple/x", "Transfer-Encoding: chunked", body="4\r\ndata\r\n0\r\n\r\n"),
     "another method behind the first": request("GET /simple/x", "X-HTTP-Method-Override: PUT"),
     "another path behind the first": request("GET /simple/x", "X-Original-URL: /other"),
+    "another method, in the spelling of CGI": request("GET /simple/x", "X_HTTP_Method_Override: PUT"),
+    "a body in the spelling of CGI": request("GET /simple/x", "Content_Length: 5"),
     "upgrade": request("GET /simple/ws", "Upgrade: websocket", "Connection: Upgrade"),
     "connect": request("CONNECT a.example:443"),
 }
