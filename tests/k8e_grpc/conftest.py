@@ -122,8 +122,9 @@ class Caller:
 
     def __getattr__(self, name: str) -> Any:
         if self._start != self._gateway.starts:
-            self._start = self._gateway.starts
+            starts = self._gateway.starts
             self._stub = sandbox_pb2_grpc.SandboxServiceStub(self._gateway.channel())
+            self._start = starts  # last: other threads may be here at the same moment
         rpc = getattr(self._stub, name)
 
         def call(*requests: Any, deadline: float = 120, **fields: Any) -> Any:
