@@ -15,6 +15,9 @@ use crate::wire;
 
 /// A shim that has not started its process by then is given up.
 const START_TIME: Duration = Duration::from_secs(20);
+/// So long a shim may take to tell that its killed process has ended.
+const TELL_TIME: Duration = Duration::from_secs(5);
+const MOST_REPORTS: usize = 16;
 
 impl Agent {
     pub(super) fn keep_spare(&mut self) {
@@ -121,7 +124,8 @@ impl Agent {
     }
 
     pub(super) fn on_control(&mut self, key: u32) {
-        loop {
+        // A few at a time: who has got hold of the other end may send without end.
+        for _ in 0..MOST_REPORTS {
             let Some(proc) = self.procs.get_mut(&key) else { return };
             let Some(fd) = proc.control.as_ref().map(AsRawFd::as_raw_fd) else { return };
             let mut buf = [0; REPORT_BYTES];
@@ -141,6 +145,11 @@ impl Agent {
 
     pub(super) fn on_report(&mut self, key: u32, report: Report) {
         match report {
+            Report::Exited { status, user_us, sys_us, max_rss_kb } => {
+                self.on_exit(key, status, user_us, sys_us, max_rss_kb);
+            }
+            // It has started once, whatever is said of that later.
+            _ if self.procs.get(&key).is_none_or(|p| p.pid > 0) => {}
             Report::Born { pid } => {
                 if let Some(proc) = self.procs.get_mut(&key) {
                     proc.born = pid;
@@ -149,9 +158,6 @@ impl Agent {
             Report::Started { pid } => self.on_started(key, pid),
             Report::Ready { .. } => {}
             Report::Failed { .. } => self.on_failed(key, report),
-            Report::Exited { status, user_us, sys_us, max_rss_kb } => {
-                self.on_exit(key, status, user_us, sys_us, max_rss_kb);
-            }
         }
     }
 
@@ -268,7 +274,8 @@ impl Agent {
     }
 
     pub(super) fn on_start_timeout(&mut self, key: u32) {
-        if let Some(proc) = self.procs.get(&key).filter(|p| p.pid == 0 && p.shim > 0) {
+        let silent = |p: &&Proc| p.shim > 0 && (p.pid == 0 || p.exit.is_none() && p.killed_by_us);
+        if let Some(proc) = self.procs.get(&key).filter(silent) {
             let _ = sys::kill(proc.shim, libc::SIGKILL);
         }
     }
@@ -307,7 +314,13 @@ impl Agent {
         }
         match proc.kill_step() {
             Step::Again(pause) => self.at(Instant::now() + pause, Timer::Kill(key)),
-            Step::Dead => self.after_kill(key),
+            Step::Dead => {
+                if proc.exit.is_none() && proc.shim > 0 {
+                    // Its shim now tells of the end. One that does not is ended too, and that is told in its place.
+                    self.at(Instant::now() + TELL_TIME, Timer::Start(key));
+                }
+                self.after_kill(key);
+            }
             Step::GaveUp => {
                 let waiters = std::mem::take(&mut proc.kill_waiters);
                 for stream in waiters {

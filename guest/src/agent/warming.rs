@@ -9,6 +9,7 @@ use rmpv::Value;
 use super::{token, Agent, Timer};
 use crate::launch::Plan;
 use crate::op::{map, OpError, Req};
+use crate::proctree;
 use crate::shim::{self, Report, REPORT_BYTES};
 use crate::sys::{self, IN};
 use crate::warm::{self, Interpreter, Spare, Wish, Zygote};
@@ -209,7 +210,30 @@ impl Agent {
         }
         let spare = self.warm.spare.take_if(|s| s.main > 0)?;
         self.poll.set(spare.shim.control.as_raw_fd(), token::of(token::WARM, SPARE), IN, 0);
-        Some(spare)
+        if self.is_sound(&spare) {
+            return Some(spare);
+        }
+        self.order_spare(true);
+        None
+    }
+
+    /// What a spare says of itself comes from an interpreter of the sandbox, which may have been made to lie: a shim that is no
+    /// child of ours would never be reaped, and its run never be over. One that was stopped would not begin, and is ended.
+    fn is_sound(&self, spare: &Spare) -> bool {
+        let (shim, main) = (spare.shim.pid, spare.main);
+        let child = |pid: i32, parent: i32| proctree::look(pid).filter(|e| e.ppid == parent && !e.is_dead());
+        if shim <= 1 || self.shim_pids().contains(&shim) {
+            return false;
+        }
+        let (Some(above), Some(below)) = (child(shim, std::process::id() as i32), child(main, shim)) else {
+            return false;
+        };
+        let sound = [above, below].iter().all(|e| !matches!(e.state, b'T' | b't'));
+        if !sound {
+            let _ = sys::kill(main, libc::SIGKILL);
+            let _ = sys::kill(shim, libc::SIGKILL);
+        }
+        sound
     }
 
     /// A run got its spare; the next one is made while it runs.
