@@ -150,11 +150,11 @@ class DaemonProcess:
 
 
 @contextmanager
-def running_daemon() -> Iterator[DaemonProcess]:
+def running_daemon(config: str = "") -> Iterator[DaemonProcess]:
     """A daemon for one `with`, of which nothing is left afterwards."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    made = DaemonProcess()
+    made = DaemonProcess(config)
     made.start()
     yield made
     made.close()

@@ -10,6 +10,7 @@ from atoll.core.audit import Audit
 from atoll.core.auditing import Auditing
 from atoll.core.commands import Commands
 from atoll.core.connections import Connections
+from atoll.core.doze import Doze
 from atoll.core.exposures import Exposures
 from atoll.core.files import Files
 from atoll.core.granting import Granting
@@ -63,6 +64,7 @@ class Core:
         self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
         self.reaper = Reaper(self.sandboxes)
+        self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)
         self.manifests = Manifests(self)
         self.audit = Audit(home / "audit")
@@ -97,6 +99,7 @@ class Core:
         await self.subagents.end_orphans()
         await self.reaper.reap()
         self.reaper.start()
+        self.doze.start()
 
     async def _look_ahead(self) -> None:
         with suppress(AtollError, OSError):  # whoever needs it is told what is wrong
@@ -105,6 +108,7 @@ class Core:
     async def close(self) -> None:
         """Leave. Sandboxes and everything in them go on."""
         await self.connections.close()
+        await self.doze.close()
         await self.reaper.close()
         await self.sandboxes.close()
         connected = any(row["state"] in ("running", "paused") for row in self.store.living())

@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ class Boxes:
                 if spare is None:
                     await live.client.connection()
                 else:
+                    with suppress(errors.Unsupported):
+                        await spare.thaw()  # spares may sleep
                     await _both(_fit(spare, wanted), live.client.request("configure", **wanted.boot))
                 if live.spec.workdir != "/workspace":
                     await _check_workdir(live)

@@ -42,6 +42,7 @@ class Live:
         self.commands: dict[str, Running] = {}
         self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
         self._finished_bytes = 0
+        self.seen_awake = 0.0  # when a program was last found running while nobody used it
         self.operations = 0  # file transfers, forwards and requests under way
         self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
         self.watcher: asyncio.Task[None] | None = None

@@ -19,6 +19,7 @@ from typing import Any
 from atoll import errors
 from atoll.backends.contract import Backend, Box, BoxSpec
 from atoll.core.access import new_id
+from atoll.core.doze import RUNTIMES as DOZING
 from atoll.core.live import connect
 
 log = logging.getLogger("atoll.pool")
@@ -27,6 +28,7 @@ READY_TIMEOUT = 60.0
 MAX_AGE = 1800.0  # a spare that waited this long is replaced
 RATE_WINDOW = 60.0  # claims of this long ago say how many spares are wanted
 COOL_DOWN = 600.0  # a key nobody has claimed for this long keeps no spares
+REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`doze.py`)
 LOW_MEMORY = 0.10  # with less than this share of the machine's memory free, spares are given up
 
 
@@ -96,6 +98,7 @@ class Pool:
         self._wake = asyncio.Event()
         self._filler: asyncio.Task[None] | None = None
         self.enabled = False
+        self._asleep: set[str] = set()
         self._cold = 0  # callers' cold starts under way
         self.counts: dict[str, int] = defaultdict(int)  # hits, misses, made, discarded, failed
 
@@ -115,6 +118,8 @@ class Pool:
             shelf = self._shelves[key] = Shelf(spec, env)
         shelf.claims.append(time.monotonic())
         box = shelf.spares.popleft()[1] if shelf.spares else None
+        if box is not None:
+            self._asleep.discard(box.id)
         self.counts["misses" if box is None else "hits"] += 1
         self._wake.set()
         return box
@@ -213,6 +218,24 @@ class Pool:
                 await self._discard(shelf.spares.popleft()[1])
             if not shelf.spares and wanted == 0:
                 del self._shelves[key]
+            elif key.runtime in DOZING:
+                await self._lay_down(shelf)
+
+    async def _lay_down(self, shelf: Shelf) -> None:
+        """Spares that have been ready for a while sleep. One that is just going to sleep is not on the shelf."""
+        for made, box in list(shelf.spares):
+            if box.id in self._asleep or time.monotonic() - made < REST_AFTER or (made, box) not in shelf.spares:
+                continue
+            shelf.spares.remove((made, box))
+            try:
+                await box.freeze()
+            except errors.Unsupported:
+                pass  # not on this host
+            except BaseException:
+                await asyncio.shield(self._discard(box))
+                raise
+            self._asleep.add(box.id)
+            shelf.spares = deque(sorted([*shelf.spares, (made, box)], key=lambda spare: spare[0]))
 
     def _wanted(self, shelf: Shelf) -> int:
         """As many as the last minute's busiest six seconds may need, between floor and ceiling; none for a kind long unused."""
@@ -226,6 +249,7 @@ class Pool:
 
     async def _discard(self, box: Box) -> None:
         self.counts["discarded"] += 1
+        self._asleep.discard(box.id)
         try:
             await self._backend.destroy(box.record)
         except (errors.AtollError, OSError):

@@ -7,6 +7,7 @@ sandboxes are ended before anything is served.
 import asyncio
 import logging
 import time
+from contextlib import suppress
 
 from atoll import errors
 from atoll.core.commands import Commands
@@ -95,6 +96,8 @@ async def _adopt(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
     sandboxes.history.record(sandbox, row["owner"], "adopted")
     if live.state == "paused":
         return
+    with suppress(errors.Unsupported):
+        await box.thaw()  # it may have slept when the last daemon died
     try:
         await commands.recover(live)
     except errors.AtollError as error:

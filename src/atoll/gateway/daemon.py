@@ -91,6 +91,7 @@ class Daemon:
         finally:
             log.info("stopping; %d sandboxes go on", self.core.store.count_live())
             self.listener.hide()
+            await self.core.doze.close()
             await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
             if self.gateway is not None:
                 await self.gateway.close(PATIENCE)

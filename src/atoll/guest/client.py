@@ -37,6 +37,8 @@ class GuestClient:
         self._files = asyncio.Semaphore(MAX_FILE_OPERATIONS)
         self.connections = 0
         self.started = 0  # processes this client has asked for
+        self.opened = 0  # operations
+        self.before: Callable[[], Awaitable[None]] | None = None  # a sandbox that sleeps is woken by this
         self.agent: dict[str, Any] = {}
 
     # Connecting
@@ -129,6 +131,9 @@ class GuestClient:
         """Start an operation; None fields are left out."""
         request = {"op": op}
         request.update((key, value) for key, value in fields.items() if value is not None)
+        self.opened += 1
+        if self.before is not None:
+            await self.before()
         connection = await self.connection()
         try:
             return connection.open(request, windows, window)
