@@ -30,7 +30,7 @@ class Sandboxes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     image: str = "host"
     idle_timeout_s: Annotated[float, Meta(ge=0)] = 30 * 60.0
     lifetime_s: Annotated[float, Meta(ge=0)] = 12 * 3600.0
-    doze_after_s: Annotated[float, Meta(ge=0)] = 30.0  # gVisor sandboxes in which nothing runs sleep until they are used
+    doze_after_s: Annotated[float, Meta(ge=0)] = 30.0  # gVisor sandboxes with nothing running sleep until used
     max_count: Annotated[int, Meta(ge=1)] = 1000
     background_runs: Annotated[int, Meta(ge=1, le=1000)] = 5
     hosts: list[str] | None = None

@@ -32,7 +32,8 @@ use crate::sys::{self, Poll, IN};
 use crate::wire::{self, Kind};
 use warming::Warm;
 
-pub const FEATURES: &[&str] = &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm"];
+pub const FEATURES: &[&str] =
+    &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm", "filter"];
 /// Who reads a process over a stream.
 pub struct View {
     pub key: u32,

@@ -57,7 +57,7 @@ def fresh_main():
 
 def stream(fd, old, mode):
     """A standard stream as the interpreter makes it at its start."""
-    buffer = open(fd, mode + "b", -1, closefd=False)
+    buffer = open(fd, mode + "b", -1, closefd=False)  # noqa: SIM115
     buffer.raw.name = old.name
     text = io_wrapper(buffer, old.encoding, old.errors, "\n", old.line_buffering, False)
     text.mode = mode
@@ -152,7 +152,7 @@ def become_shim(program, argv):
     try:
         os.execve(program, argv, {})
     except OSError:
-        os.execve("/proc/self/fd/%d" % program, argv, {})
+        os.execve(f"/proc/self/fd/{program}", argv, {})
 
 
 def pages():
@@ -316,7 +316,8 @@ def runner(name, *arguments):
 
 
 def command(code):
-    flags = (IGNORE_COOKIE if sys.version_info >= (3, 10) else 0).to_bytes(4, sys.byteorder) + sys.version_info[1].to_bytes(4, sys.byteorder)
+    cookie, minor = IGNORE_COOKIE if sys.version_info >= (3, 10) else 0, sys.version_info[1]
+    flags = cookie.to_bytes(4, sys.byteorder) + minor.to_bytes(4, sys.byteorder)
     return runner("PyRun_SimpleStringFlags", code, flags, 0)
 
 

@@ -124,6 +124,7 @@ def connect(box: Box) -> GuestClient:
         host_secret=record["host_secret"],
         agent_secret=record["agent_secret"],
         agent_first=bool(record.get("agent_first", False)),
+        needs=record.get("needs", ()),
     )
 
 

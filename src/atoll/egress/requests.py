@@ -46,7 +46,8 @@ class Requests:
             return False
         if request.body and request.method in _NO_BODY:
             return False
-        return _is_plain(request.path) and request.path.startswith(self.path)
+        below = self.path if self.path.endswith("/") else self.path + "/"
+        return _is_plain(request.path) and (request.path == self.path or request.path.startswith(below))
 
 
 def parse(entry: str) -> tuple[str, int, Requests]:

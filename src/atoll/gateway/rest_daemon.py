@@ -5,6 +5,7 @@ import time
 
 import atoll
 from atoll import config, model
+from atoll.core.credentials import require
 from atoll.gateway.exchange import Exchange
 from atoll.gateway.rest import Rest, route
 
@@ -38,6 +39,7 @@ async def runtimes(rest: Rest, exchange: Exchange) -> None:
 
 @route("GET", "/v1/config", "Every setting with its present value")
 async def settings(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")  # environments of the operator's, and addresses of the company's
     await exchange.answer(config.show(rest.core.config))
 
 

@@ -6,7 +6,7 @@ what may or may not have happened is reported as OutcomeUnknown.
 
 import asyncio
 import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
 from atoll import errors
@@ -26,11 +26,20 @@ READ_ONLY = frozenset(["poll", "output", "stat", "list", "du", "ps", "procs", "u
 class GuestClient:
     """Speaks with the agent of one sandbox. Connects when first needed; safe for concurrent use on one event loop."""
 
-    def __init__(self, connect: Dial, *, host_secret: str, agent_secret: str, agent_first: bool = False) -> None:
+    def __init__(
+        self,
+        connect: Dial,
+        *,
+        host_secret: str,
+        agent_secret: str,
+        agent_first: bool = False,
+        needs: Iterable[str] = (),
+    ) -> None:
         self._dial = connect
         self._host_secret = host_secret
         self._agent_secret = agent_secret
         self._agent_first = agent_first
+        self._needs = frozenset(needs)  # features without which this sandbox is not what was asked for
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._over: errors.AtollError | None = None
@@ -96,6 +105,13 @@ class GuestClient:
                 raise errors.Internal("the guest agent speaks another protocol")
             if not hmac.compare_digest(secret.encode(), self._agent_secret.encode()):
                 raise errors.Internal("whoever answered is not this sandbox's agent")
+            features = theirs.get("features")
+            if not self._needs <= {
+                name for name in (features if isinstance(features, list) else []) if isinstance(name, str)
+            }:
+                raise errors.Internal(
+                    "the guest agent is of another version", hint="run `make binaries`, or install atoll anew"
+                )
             connection.greeted = True
             if self._agent_first:
                 connection.write(ours)

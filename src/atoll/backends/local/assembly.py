@@ -311,6 +311,7 @@ class Assembly:
             "limits": self._spec.limits.to_json(),
             "enforced": enforced,
             "workspace": self._spec.workspace if self._workspace else None,
+            "needs": ["filter"] if self._engine.inside else [],
             **self._secrets,
         }
 
