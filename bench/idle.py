@@ -18,6 +18,7 @@ from bench.measure import Contender
 FEW = 10
 WATCH = 8.0  # seconds over which idle CPU is counted
 SETTLE = 2.0
+DOZED = 45.0  # by then a gVisor sandbox in which nothing runs sleeps
 COOLED = 13.0  # a warm interpreter that nobody uses for ten seconds gives memory back
 WORKERS = 8
 LONGEST = 90.0  # seconds to make a crowd
@@ -101,7 +102,8 @@ def _measure(lab: Lab, runtime: str) -> Crowd | str:
         if len(made) < len(names):
             return f"{len(made)} of {len(names)} were there after {LONGEST:.0f} s"
         each = (processes.resident(daemon) - before) / len(made)
-        percent = _percent(partial(_crowd_and_daemon, made), daemon)
+        rest = SETTLE if runtime == "container" else DOZED
+        percent = _percent(partial(_crowd_and_daemon, made), daemon, rest)
         sample = made[:: max(1, len(made) // 50)]
         return Crowd(seconds, percent, each, sum(_cost(ident) for ident in sample) / len(sample))
     except AtollError as error:
@@ -143,7 +145,7 @@ def stopped(lab: Lab) -> list[Contender]:
 
 
 def gvisor_cpu(lab: Lab) -> list[Contender]:
-    """gVisor's kernel wakes up by itself: what a bare one costs that only sleeps, and one of ours."""
+    """gVisor's kernel wakes up by itself: what a bare one costs that only sleeps, and one of ours, which atoll freezes."""
     peer = peers.one(lab, "runsc run")
     command, box = peer.command, lab.live("gvisor")
 
@@ -157,13 +159,13 @@ def gvisor_cpu(lab: Lab) -> list[Contender]:
 
     return [
         Contender("runsc run sleep", None if command is None else bare, why=peer.why),
-        Contender("atoll", lambda: _percent(processes.pids_of, box.id)),
+        Contender("atoll", lambda: _percent(processes.pids_of, box.id, DOZED)),
     ]
 
 
-def _percent(find: Callable[[Any], set[int]], what: int | str) -> float:
+def _percent(find: Callable[[Any], set[int]], what: int | str, rest: float = SETTLE) -> float:
     """CPU of one core that these processes use while nobody asks anything of them."""
-    time.sleep(SETTLE)
+    time.sleep(rest)
     pids = find(what)
     before = processes.cpu_seconds(pids)
     time.sleep(WATCH)
