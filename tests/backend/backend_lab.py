@@ -153,16 +153,22 @@ def _processes(mark: str) -> list[str]:
     return found
 
 
+inherited: set[str] = set()  # children from before the backend was made: orphans of whatever other tests ran
+
+
+def children() -> set[str]:
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+
+
 def _zombies() -> list[str]:
     """Children of this process with ids of sandboxes, dead or alive."""
     found = []
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in path.read_text().split():
-            try:
-                if os.stat(f"/proc/{pid}").st_uid >= FIRST:
-                    found.append(Path(f"/proc/{pid}/stat").read_text())
-            except OSError:
-                continue
+    for pid in children() - inherited:
+        try:
+            if os.stat(f"/proc/{pid}").st_uid >= FIRST:
+                found.append(Path(f"/proc/{pid}/stat").read_text())
+        except OSError:
+            continue
     return found
 
 

@@ -11,6 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import backend_lab
 from backend_lab import Sandbox, chosen_runtime, host_rootfs, nothing_left, spec_for
 
 from atoll.backends.contract import Rootfs
@@ -39,6 +40,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
 async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
+    backend_lab.inherited.update(backend_lab.children())
     made = LocalBackend(tmp_path / "home")
     await made.start()
     yield made

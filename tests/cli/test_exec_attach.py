@@ -134,7 +134,7 @@ def test_attach_is_a_real_terminal(terminal, box: str) -> None:  # type: ignore[
     shell.resize(41, 111)
     shell.type("while [ \"$(stty size)\" != '41 111' ]; do sleep 0.1; done; echo resized-$((1+1))\n")
     shell.until("resized-2")
-    shell.type("echo asleep-$((2+2)); sleep 500\n")
+    shell.type("sh -c 'echo asleep-$((2+2)); exec sleep 500'\n")  # told by a program that has the terminal already
     shell.until("asleep-4")
     shell.type("\x03")
     shell.until("^C")  # what is typed before the interrupt was taken would be thrown away with it, as on any terminal

@@ -12,8 +12,17 @@ from pathlib import Path
 PATIENCE = 60.0
 STARTING = "execve,execveat,fork,vfork,clone,clone3"
 _CALL = re.compile(r"^(\d+) +(\w+)\((.*)$")
-# What depends on how often the loop wakes up, not on what is done.
-_WAITING = {"futex", "epoll_pwait", "epoll_wait", "getpid", "restart_syscall", "rt_sigreturn", "sched_yield"}
+# What depends on how often the loop wakes up, not on what is done; and the look at /usr that goes on beside callers.
+_WAITING = {
+    "newfstatat",
+    "futex",
+    "epoll_pwait",
+    "epoll_wait",
+    "getpid",
+    "restart_syscall",
+    "rt_sigreturn",
+    "sched_yield",
+}
 
 
 class Trace:

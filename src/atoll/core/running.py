@@ -195,8 +195,9 @@ class Running:
 
     async def _out_of_memory(self, ended: Exit) -> bool:
         """From the host's own counter: was something killed for memory while this command was?"""
-        if ended.signal != 9 and ended.code != 137:
-            return False
+        killed = ended.signal == 9 or ended.code == 137
+        if not killed and not (ended.code and self.live.box.record.get("runtime") == "gvisor"):
+            return False  # gVisor's kernel may lose a part of itself, and a program fails as it likes
         if ended.timed_out or ended.cancelled:
             return False
         try:
