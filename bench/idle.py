@@ -21,7 +21,7 @@ SETTLE = 2.0
 DOZED = 45.0  # by then a gVisor sandbox in which nothing runs sleeps
 COOLED = 13.0  # a warm interpreter that nobody uses for ten seconds gives memory back
 WORKERS = 8
-LONGEST = 90.0  # seconds to make a crowd
+LONGEST = 150.0  # seconds to make a crowd
 
 
 @dataclass(frozen=True)
