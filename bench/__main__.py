@@ -48,7 +48,9 @@ def main() -> int:
         print("\n".join(f"{plan.id:32} {plan.title}" for plan in plans))
         return 0
     if args.document:
-        report.document(results.load((args.out or KEPT) / "results.json"), PAGE)
+        last = results.load((args.out or KEPT) / "results.json")
+        report.document(last, PAGE)
+        PAGE.with_suffix(".svg").write_text(chart.chart(last))
         print(f"written: {PAGE}")
         return 0
     if not plans:
