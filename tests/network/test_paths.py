@@ -34,13 +34,6 @@ def lab() -> Iterator[Lab]:
     made.close()
 
 
-@pytest.fixture(params=["container", "gvisor"])
-def runtime(request: pytest.FixtureRequest, lab: Lab) -> str:
-    if not lab.works(request.param):
-        pytest.skip(f"{request.param} does not work here")
-    return str(request.param)
-
-
 def cold(lab: Lab, runtime: str, hosts: list[str]) -> Box:
     return lab.create(runtime=runtime, hosts=hosts, name=f"cold-{os.urandom(4).hex()}")  # no spare has a name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .agents_verbs import SKILL
 from .grammar import Flag, Verb
 
 SHARED = (
@@ -62,15 +63,7 @@ VERBS = (
     ),
     Verb(
         "sandbox install-skill", "skill:install_k8e", "[TARGET]", "The same as `sandbox-install-skill`.",
-        (
-            Flag("skill", "NAME", "k8e-sandbox (default) or agentkernel"),
-            Flag("global", "", "in your home directory", short="g"),
-            Flag("project", "", "in this directory"),
-            Flag("permissions", "", "also add the allow and ask lists for Claude Code"),
-            Flag("dry-run", "", "only say what would be done"),
-            Flag("uninstall", "", "take it away again"),
-            Flag("force", "", "replace a skill file that was changed by hand", short="f"),
-        ),
+        SKILL,
     ),
 )  # fmt: skip
 ALIASES = {"sandbox-apikey": "sandbox api-key", "sandbox-gateway": "serve"}

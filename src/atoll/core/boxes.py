@@ -4,7 +4,6 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from atoll.backends.contract import Backend, Box, BoxSpec, Limits, Mount
 from atoll.config import Config
 from atoll.core import profiles
 from atoll.core.access import Principal
+from atoll.core.doze import rouse
 from atoll.core.images import Chosen, Images
 from atoll.core.live import Live, host_name
 from atoll.core.mounts import host_mounts
@@ -128,8 +128,7 @@ class Boxes:
                 if spare is None:
                     await live.client.connection()
                 else:
-                    with suppress(errors.Unsupported):
-                        await spare.thaw()  # spares may sleep
+                    await rouse(spare)
                     await _both(_fit(spare, wanted), live.client.request("configure", **wanted.boot))
                 if live.spec.workdir != "/workspace":
                     await _check_workdir(live)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from atoll import errors
+from atoll.backends.contract import Box
 from atoll.core.live import Live
 
 log = logging.getLogger("atoll.doze")
@@ -19,6 +20,13 @@ log = logging.getLogger("atoll.doze")
 RUNTIMES = frozenset(["gvisor"])
 LOOK = 10.0  # how often sandboxes are looked at
 ASK_AGAIN = 60.0  # a program that ran then may have ended by now
+
+
+async def rouse(box: Box) -> None:
+    """Wake one of whom nobody knows whether it sleeps: a spare, or one that a daemon before us left."""
+    if box.record.get("runtime") in RUNTIMES:
+        with suppress(errors.Unsupported):
+            await box.thaw()
 
 
 class Doze:

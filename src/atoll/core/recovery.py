@@ -7,10 +7,10 @@ sandboxes are ended before anything is served.
 import asyncio
 import logging
 import time
-from contextlib import suppress
 
 from atoll import errors
 from atoll.core.commands import Commands
+from atoll.core.doze import rouse
 from atoll.core.network import Survivor
 from atoll.core.sandboxes import Sandboxes
 from atoll.core.store import Row
@@ -96,8 +96,7 @@ async def _adopt(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
     sandboxes.history.record(sandbox, row["owner"], "adopted")
     if live.state == "paused":
         return
-    with suppress(errors.Unsupported):
-        await box.thaw()  # it may have slept when the last daemon died
+    await rouse(box)
     try:
         await commands.recover(live)
     except errors.AtollError as error:
