@@ -53,6 +53,7 @@ def test_a_sandbox_with_a_program_in_it_stays_awake(sleepy: DaemonProcess) -> No
     busy.exec(
         "setsid sleep 3600 >/dev/null 2>&1 </dev/null & while sleep 0.1; do date +%s%N > /workspace/now; done & exit 0"
     )
+    until(lambda: busy.exec("cat /workspace/now")["exit_code"] == 0, "it has begun")
     other = sleepy.create(network=False)
     until(lambda: frozen(other), "the other sleeps")
     assert not frozen(busy)
