@@ -7,8 +7,9 @@ A promise is named in a test's name (`test_iii_Q1_...`); the table is made by lo
 """
 
 import re
-import sys
 from pathlib import Path
+
+import compat_page
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/compat/iii.md"
@@ -110,26 +111,11 @@ def codes() -> str:
     return "\n".join(rows) + "\n"
 
 
-def page() -> str:
-    tests = found_tests()
-    rows = ["", "## Promises and their tests", "", "| id | promise | tests |", "|---|---|---|"]
-    for promise, text in PROMISES.items():
-        shown = ", ".join(f"[{Path(path).name}](../../{path})" for path in sorted(tests.get(promise, ()))) or "none yet"
-        rows.append(f"| {promise} | {text} | {shown} |")
-    foot = "\nThis page is made by `scripts/compat_iii.py` from the names of the tests.\n"
-    return HEAD + codes() + "\n".join(rows) + "\n" + foot
-
-
 def main() -> int:
-    fresh = page()
-    if "--check" in sys.argv[1:]:
-        if not PAGE.exists() or PAGE.read_text() != fresh:
-            print("docs/compat/iii.md is stale: run scripts/compat_iii.py", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(fresh)
-    return 0
+    head = HEAD + codes() + "\n## Promises and their tests\n\n| id | promise | tests |\n|---|---|---|\n"
+    foot = "\nThis page is made by `scripts/compat_iii.py` from the names of the tests.\n"
+    return compat_page.write(PAGE, head + compat_page.table(PROMISES, found_tests()) + foot, "scripts/compat_iii.py")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
