@@ -16,8 +16,8 @@ def ask(box: Box, action: str = "delete everything") -> str:
 def decide_at_terminal(atoll: Atoll, approval: str, *flags: str) -> bytes:
     """What a person does: read the number off the screen and type it."""
     screen = Terminal(atoll.argv("sandbox", "approve", approval, *flags), atoll.env)
-    shown = screen.read_until(b"to decide: ")
-    found = re.search(rb"Type (\d{6}) to decide", shown)
+    shown = screen.read_until(b"to confirm: ")
+    found = re.search(rb"Type (\d{6}) to confirm", shown)
     assert found is not None
     screen.type(found[1])
     return screen.finish()

@@ -7,13 +7,13 @@ requester's who types what is shown there and nowhere else. All of it outlives a
 
 import asyncio
 import hashlib
-import secrets
 import time
 from typing import Any
 
 from atoll import errors
 from atoll.core import presence
 from atoll.core.access import Principal, new_id
+from atoll.core.challenges import Challenges, Place, place_of_caller
 from atoll.core.credentials import KeyHolder, may
 from atoll.core.history import History, escape
 from atoll.core.sandboxes import Sandboxes
@@ -24,21 +24,8 @@ LIFETIME = 300.0
 KEEP = 7 * 86400.0
 MAX_ACTION = 4096
 MAX_PENDING = 64  # of one sandbox
-ANSWER_TIME = 120.0
-ATTEMPTS = 3
 UNTIL = {"approved": "was approved already", "rejected": "was rejected already", "used": "was approved and used already",
          "expired": "has expired", "withdrawn": "was withdrawn"}  # fmt: skip
-
-
-class _Challenge:
-    """What a person has to type; bound to one approval and one terminal."""
-
-    def __init__(self, pid_sessions: frozenset[int], device: str) -> None:
-        self.code = f"{secrets.randbelow(10**6):06d}"
-        self.sessions = pid_sessions
-        self.device = device
-        self.until = time.monotonic() + ANSWER_TIME
-        self.left = ATTEMPTS
 
 
 class Approvals:
@@ -47,7 +34,7 @@ class Approvals:
         self._store = store
         self._history = history
         self._decided: dict[str, asyncio.Event] = {}
-        self._challenges: dict[str, _Challenge] = {}
+        self._challenges = Challenges()
 
     # Asking
 
@@ -121,17 +108,9 @@ class Approvals:
         row = self._undecided(self._visible(who, approval))
         if isinstance(who, KeyHolder):
             return {"needed": False}
-        sessions, device = self._person(row)
-        challenge = self._challenges[approval] = _Challenge(sessions, device)
         action = escape(row["action"])[:1000]
-        text = (
-            f"\r\natoll: sandbox {row['sandbox_id']} asks for approval of this {row['kind']}:\r\n\r\n    {action}\r\n\r\n"
-            f"Type {challenge.code} to decide: "
-        )
-        try:
-            presence.show(device, text)
-        except OSError as error:
-            raise errors.PermissionDenied(f"your terminal cannot be written to: {error.strerror}") from None
+        asks = f"sandbox {row['sandbox_id']} asks for approval of this {row['kind']}:\r\n\r\n    {action}"
+        self._challenges.ask(approval, asks, self._place(row))
         return {"needed": True}
 
     async def decide(
@@ -191,36 +170,17 @@ class Approvals:
             if who.owner == row["owner"]:
                 raise errors.PermissionDenied("nobody approves their own request")
             return
-        sessions, device = self._person(row)
-        challenge = self._challenges.get(row["id"])
-        if answer is None or challenge is None or challenge.until < time.monotonic():
-            raise errors.PermissionDenied(
-                "a person has to confirm this at a terminal", hint="run: atoll sandbox approve " + row["id"],
-                details={"challenge": True},
-            )  # fmt: skip
-        challenge.left -= 1
-        if challenge.left <= 0 or challenge.device != device or challenge.sessions != sessions:
-            del self._challenges[row["id"]]
-        right = secrets.compare_digest(answer.strip().encode(), challenge.code.encode())
-        if not right or challenge.device != device or challenge.sessions != sessions:
-            raise errors.PermissionDenied("that is not what was shown")
-        self._challenges.pop(row["id"], None)
+        self._challenges.check(row["id"], answer, self._place(row), "run: atoll sandbox approve " + row["id"])
 
-    def _person(self, row: Row) -> tuple[frozenset[int], str]:
-        """The caller's sessions and terminal, if it can be somebody else than who asked."""
-        pid = presence.PEER_PID.get()
-        device = presence.terminal(pid) if pid else None
-        if device is None:
-            raise errors.PermissionDenied(
-                "deciding needs a person at a terminal, or a key with the scope approve",
-                hint="run `atoll sandbox approve` in a terminal of your own",
-            )
-        mine = presence.sessions(pid)
-        if mine & frozenset(row["sessions"]):
+    def _place(self, row: Row) -> Place:
+        """Where the caller sits, if it can be somebody else than who asked."""
+        hint = "run `atoll sandbox approve` in a terminal of your own, or use a key with the scope approve"
+        place = place_of_caller("deciding", hint)
+        if place[0] & frozenset(row["sessions"]):
             raise errors.PermissionDenied(
                 "this is the login session the request came from", hint="decide in another terminal"
             )
-        return mine, device
+        return place
 
     def _mine(self, who: Principal, approval: str) -> Row:
         row = self._store.approval(approval)
