@@ -2,37 +2,27 @@
 
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from daemon_lab import Box, DaemonProcess, running_daemon
+from daemon_fixtures import daemon, own_daemon
+from daemon_lab import Box, DaemonProcess
 from plain_backend import plain_core
 
 from atoll.core import Core
 from atoll.core.access import Principal, local
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[DaemonProcess]:
-    with running_daemon() as made:
-        yield made
+__all__ = ["box", "daemon", "own_daemon", "plain", "who"]
 
 
 @pytest.fixture(scope="module")
 def box(daemon: DaemonProcess) -> Box:
     """One sandbox for all tests of a module that leave it as they found it."""
     return daemon.create()
-
-
-@pytest.fixture
-def own_daemon() -> Iterator[DaemonProcess]:
-    """A daemon that a test may kill."""
-    with running_daemon() as made:
-        yield made
 
 
 @pytest.fixture

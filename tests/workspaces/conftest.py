@@ -1,7 +1,6 @@
 """Fixtures: a real daemon, and `atoll` as people call it."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,28 +8,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))
 
-from daemon_lab import Box, DaemonProcess, running_daemon
+from daemon_fixtures import box, daemon, own_daemon
+from daemon_lab import DaemonProcess
 from workspace_lab import Atoll
 
-
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[DaemonProcess]:
-    with running_daemon() as made:
-        yield made
-
-
-@pytest.fixture
-def own_daemon() -> Iterator[DaemonProcess]:
-    """A daemon that a test may kill."""
-    with running_daemon() as made:
-        yield made
-
-
-@pytest.fixture
-def box(daemon: DaemonProcess) -> Iterator[Box]:
-    made = daemon.create()
-    yield made
-    made.destroy()
+__all__ = ["atoll", "box", "daemon", "own_daemon"]
 
 
 @pytest.fixture(scope="module")
