@@ -1,6 +1,5 @@
 """A daemon with a home of its own, `atoll` as people call it, and projects in fresh directories."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -12,32 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import Done
 
 import atoll
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 WAIT = 240
 MAIN = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(main())"
-
-
-class Done:
-    """A finished call."""
-
-    def __init__(self, code: int, stdout: bytes, stderr: bytes) -> None:
-        self.code = code
-        self.stdout = stdout
-        self.stderr = stderr
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.stdout)
-
-    @property
-    def text(self) -> str:
-        return self.stdout.decode()
-
-    def __repr__(self) -> str:
-        return f"exit {self.code}\nstdout: {self.stdout[:3000]!r}\nstderr: {self.stderr[:3000]!r}"
 
 
 class Cli:

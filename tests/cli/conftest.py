@@ -1,6 +1,5 @@
 """A daemon with a home of its own for the CLI's tests, and `atoll` as people call it: a process."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -10,33 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from finished import Done
 
 import atoll
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 WAIT = 180
-
-
-class Done:
-    """A finished call of the CLI."""
-
-    def __init__(self, code: int, stdout: bytes, stderr: bytes) -> None:
-        self.code = code
-        self.stdout = stdout
-        self.stderr = stderr
-
-    @property
-    def json(self) -> Any:
-        lines = self.stdout.splitlines()
-        assert len(lines) == 1, (self.stdout, self.stderr)
-        return json.loads(lines[0])
-
-    @property
-    def text(self) -> str:
-        return self.stdout.decode()
-
-    def __repr__(self) -> str:
-        return f"exit {self.code}\nstdout: {self.stdout[:2000]!r}\nstderr: {self.stderr[:2000]!r}"
 
 
 class Cli:

@@ -1,6 +1,5 @@
 """A gateway as `atoll serve` makes one, and machines that use it: each with a home and an ATOLL_HOME of its own."""
 
-import json
 import os
 import pty
 import select
@@ -14,30 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished import Done
 
 import atoll
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 WAIT = 240
 MAIN = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(main())"
-
-
-class Done:
-    """A finished call of the CLI."""
-
-    def __init__(self, code: int, stdout: bytes, stderr: bytes) -> None:
-        self.code = code
-        self.stdout = stdout
-        self.stderr = stderr
-
-    @property
-    def json(self) -> Any:
-        lines = self.stdout.splitlines()
-        assert len(lines) == 1, (self.stdout, self.stderr)
-        return json.loads(lines[0])
-
-    def __repr__(self) -> str:
-        return f"exit {self.code}\nstdout: {self.stdout[:2000]!r}\nstderr: {self.stderr[:2000]!r}"
 
 
 class Machine:
