@@ -16,6 +16,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orphans
+
 from atoll import errors
 from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatus, Usage
 from atoll.backends.local import binaries
@@ -24,6 +26,7 @@ from atoll.core import Core
 from atoll.core.images import Chosen
 
 AGENT = binaries.guest()
+AGENTS: set[int] = set()  # of every box of this process
 
 
 class PlainImages:
@@ -48,13 +51,16 @@ class PlainBox:
         return Ended("exit", "the agent is gone")
 
     async def kill(self) -> None:
-        for pid in (self.record["pid"], *_descendants(self.record["pid"])):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        while self._alive():
+        """The whole tree, as the end of a PID namespace would; an agent that was shot has left its part of it to us."""
+        others = AGENTS - {self.record["pid"]}
+        while left := [*orphans.strangers(others), *([self.record["pid"]] if self._alive() else [])]:
+            for pid in {one for root in left for one in orphans.tree(root)}:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
             await asyncio.sleep(0.005)
+        AGENTS.discard(self.record["pid"])
 
     def _alive(self) -> bool:
         try:
@@ -123,6 +129,7 @@ class PlainBackend:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
         if self.fail_at == "agent":
             secret["agent_secret"] = "0" * 32
+        AGENTS.add(pid)
         record = {"id": spec.id, "pid": pid, "started": started, "socket": str(path), **secret}
         self.boxes[spec.id] = PlainBox(record)
         return self.boxes[spec.id]
@@ -152,24 +159,13 @@ class PlainBackend:
 
 
 @asynccontextmanager
-async def plain_core() -> AsyncIterator[Core]:
-    """A core whose sandboxes are plain processes, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="atl-", dir="/tmp") as directory:
+async def plain_core(config: Config | None = None) -> AsyncIterator[Core]:
+    """A core whose sandboxes are plain processes, with a home of its own. It leaves no process behind."""
+    with tempfile.TemporaryDirectory(prefix="atl-", dir="/tmp") as directory, orphans.gathered():
         home = Path(directory)
-        core = Core(home, PlainBackend(home / "boxes"), PlainImages(), Config())
+        core = Core(home, PlainBackend(home / "boxes"), PlainImages(), config or Config())
         await core.start()
         yield core
         for row in core.store.living():
             await core.sandboxes.end(row["id"], "destroyed", "", "test")
         await core.close()
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return found
-    for child in map(int, children):
-        found += [child, *_descendants(child)]
-    return found

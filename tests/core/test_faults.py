@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_backend import PlainBackend, PlainImages
+from plain_backend import PlainBackend, plain_core
 
 from atoll import errors
 from atoll.config import Config, Sandboxes
@@ -68,19 +68,14 @@ async def test_a_caller_who_leaves_during_create_leaves_no_sandbox(plain: Core, 
     assert ended.end is not None and "went away" in ended.end.detail
 
 
-async def test_never_more_than_the_limit(tmp_path: Path, who: Principal) -> None:
-    config = Config(sandboxes=Sandboxes(max_count=3))
-    core = Core(tmp_path, PlainBackend(tmp_path / "boxes"), PlainImages(), config)
-    await core.start()
-    made = await asyncio.gather(*(core.sandboxes.create(who, HERE) for _ in range(12)), return_exceptions=True)
-    assert sum(isinstance(one, errors.Exhausted) for one in made) == 9
-    assert core.store.count_live() == 3
-    for row in core.store.living():
-        await core.sandboxes.destroy(who, row["id"])
-    assert (await core.sandboxes.create(who, HERE)).state == "running"
-    for row in core.store.living():
-        await core.sandboxes.destroy(who, row["id"])
-    await core.close()
+async def test_never_more_than_the_limit(who: Principal) -> None:
+    async with plain_core(Config(sandboxes=Sandboxes(max_count=3))) as core:
+        made = await asyncio.gather(*(core.sandboxes.create(who, HERE) for _ in range(12)), return_exceptions=True)
+        assert sum(isinstance(one, errors.Exhausted) for one in made) == 9
+        assert core.store.count_live() == 3
+        for row in core.store.living():
+            await core.sandboxes.destroy(who, row["id"])
+        assert (await core.sandboxes.create(who, HERE)).state == "running"
 
 
 async def test_two_principals_cannot_see_each_other(plain: Core, who: Principal) -> None:
@@ -167,11 +162,14 @@ async def test_a_box_that_dies_ends_its_commands_with_the_reason(plain: Core, wh
     live = plain.sandboxes.live[who.owner, made.id]
     while "x" not in live.commands or live.commands["x"].pid is None:
         await asyncio.sleep(0.01)
+    pid = live.commands["x"].pid
     os.kill(live.box.record["pid"], signal.SIGKILL)
     with pytest.raises(errors.SandboxGone) as caught:
         await running
     assert caught.value.details["reason"] == "crashed"
     while (await plain.sandboxes.get(who, made.id)).state != "ended":
+        await asyncio.sleep(0.01)
+    while Path(f"/proc/{pid}").exists():
         await asyncio.sleep(0.01)
 
 
