@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, until
+from daemon_lab import Box, DaemonProcess, Failed, UnixConnection, until
 from workspace_lab import PATIENCE, Atoll, Terminal
 
 
@@ -87,11 +87,13 @@ def test_k8e_D25_the_session_is_checked(daemon: DaemonProcess, box: Box) -> None
     assert caught.value.code == "invalid_argument"
 
 
-def test_who_stops_waiting_takes_the_request_back(atoll: Atoll, box: Box) -> None:
-    asking = atoll.start("sandbox", "confirm", f"sess-{box.id}", "x", "--timeout", "110")
-    approval = waiting(box.daemon, box.id)
-    asking.kill()
-    asking.communicate(timeout=PATIENCE)
+def test_who_stops_waiting_takes_the_request_back(box: Box) -> None:
+    approval = ask(box)
+    connection = UnixConnection(box.daemon.home / "daemon.sock")
+    connection.request("POST", f"/v1/approvals/{approval}/wait", json.dumps({"timeout_s": 110}))
+    for _ in range(5):  # requests are taken up in order: once these are answered, that one has begun
+        assert box.daemon.get(f"/v1/approvals/{approval}")["status"] == "pending"
+    connection.close()
     until(lambda: box.daemon.get(f"/v1/approvals/{approval}")["status"] == "withdrawn", "it is withdrawn")
     assert box.daemon.get("/v1/approvals")["approvals"] == []
 
