@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from sandbox_lab import Lab
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.probe import new_id
+from atoll.errors import FileNotFound
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
 
@@ -22,10 +24,13 @@ PLANTED = {
 }
 
 
-async def test_planted_files_have_no_effect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", ["container", "gvisor"])
+async def test_planted_files_have_no_effect(tmp_path: Path, isolation: str) -> None:
     """Every name a runtime might read, at the root of an image; the sandbox starts as if none of them were there."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
+    if isolation == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("no runsc")
     image = tmp_path / "image"
     for place in (
         "config.json",
@@ -43,7 +48,7 @@ async def test_planted_files_have_no_effect(tmp_path: Path) -> None:
     await backend.start()
     try:
         box = await backend.create(
-            BoxSpec(new_id(), Rootfs((str(image),)), runtime="container", limits=Limits(disk_mb=16))
+            BoxSpec(new_id(), Rootfs((str(image),)), runtime=isolation, limits=Limits(disk_mb=16))
         )
         client = GuestClient(
             box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
@@ -53,10 +58,14 @@ async def test_planted_files_have_no_effect(tmp_path: Path) -> None:
             async for _ in process:
                 pass
             assert process.exit is not None and process.exit.code in (0, 2)  # our agent ran, not what was planted
-            mounts = Path(f"/proc/{box.record['pid']}/mountinfo").read_text()
-            assert " /host " not in mounts
-            status = Path(f"/proc/{box.record['pid']}/status").read_text()
-            assert not int(status.split("CapBnd:\t")[1].split()[0], 16) & (1 << 21)
+            with pytest.raises(FileNotFound):
+                await client.request("stat", path=b"/host")
+            pids = backend.groups.open(box.id).pids()
+            assert box.record["pid"] in pids
+            for pid in pids:
+                assert " /host " not in Path(f"/proc/{pid}/mountinfo").read_text()
+                status = Path(f"/proc/{pid}/status").read_text()
+                assert not int(status.split("CapEff:\t")[1].split()[0], 16) & (1 << 21)
         finally:
             await client.close()
             await backend.destroy(box.record)

@@ -27,10 +27,10 @@ def test_what_is_accepted_is_what_runs(anywhere: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("user", BAD, ids=ascii)
-def test_everything_else_is_refused(sandbox: Sandbox, user: str) -> None:
+def test_everything_else_is_refused(anywhere: Sandbox, user: str) -> None:
     """No odd text is ever rounded to a user, least of all to root."""
     with pytest.raises(errors.AtollError):
-        sandbox.exec(["id"], user=user)
+        anywhere.exec(["id"], user=user)
 
 
 def test_an_entry_of_the_sandboxs_own_cannot_widen(anywhere: Sandbox) -> None:

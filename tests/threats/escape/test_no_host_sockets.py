@@ -78,10 +78,10 @@ def test_processes_are_its_own(anywhere: Sandbox) -> None:
         victim.wait(PATIENCE)
 
 
-def test_a_socket_cannot_be_mounted(lab: Lab) -> None:
+def test_a_socket_cannot_be_mounted(lab: Lab, runtime: str) -> None:
     """Not by itself, and none of the machine's run directory."""
     with tempfile.TemporaryDirectory(prefix="atoll-sock-") as place, socket.socket(socket.AF_UNIX) as plain:
         plain.bind(f"{place}/s")
         for source in (f"{place}/s", "/run", "/run/atoll", "/var/run", "/proc/self/fd", f"{lab.home}/daemon.sock"):
             with pytest.raises(errors.AtollError):
-                lab.create(runtime="container", mounts=[{"source": source, "target": "/data"}])
+                lab.create(runtime=runtime, mounts=[{"source": source, "target": "/data"}])

@@ -69,8 +69,8 @@ def test_the_host_holds_it_read_only(lab: Lab, runtime: str, share: Path) -> Non
     assert fingerprint(share) == before
 
 
-def test_the_same_code_changes_a_writable_one(lab: Lab, share: Path) -> None:
+def test_the_same_code_changes_a_writable_one(lab: Lab, runtime: str, share: Path) -> None:
     """Control: without `read_only` the attack's first line is enough."""
-    with lab.sandbox(runtime="container", mounts=[{"source": str(share), "target": "/data"}]) as made:
+    with lab.sandbox(runtime=runtime, mounts=[{"source": str(share), "target": "/data"}]) as made:
         assert "changed /data" in made.run(ATTACK).stdout
     assert {p.name for p in share.iterdir()} != {"kept"} or (share / "kept").read_text() != "kept"

@@ -14,11 +14,11 @@ def safe(data: bytes) -> bool:
     return bool(PLAIN.fullmatch(data)) and "\x9b" not in data.decode("utf-8", "replace")
 
 
-def test_listings_errors_and_logs_are_plain(lab: Lab, sandbox: Sandbox) -> None:
+def test_listings_errors_and_logs_are_plain(lab: Lab, anywhere: Sandbox) -> None:
     """File names, command lines, output in JSON, transcripts and error texts: no control byte but newline and tab."""
-    sandbox.files.write(f"/workspace/{STEER}", b"x")
-    running = sandbox.start(["sh", "-c", f"printf '%s' '{STEER}'; exec sleep 653"])
-    session = f"sess-{sandbox.id}"
+    anywhere.files.write(f"/workspace/{STEER}", b"x")
+    running = anywhere.start(["sh", "-c", f"printf '%s' '{STEER}'; exec sleep 653"])
+    session = f"sess-{anywhere.id}"
     for words in (
         ("sandbox", "list", session, "/workspace"),
         ("sandbox", "ps", session),
@@ -27,7 +27,7 @@ def test_listings_errors_and_logs_are_plain(lab: Lab, sandbox: Sandbox) -> None:
         ("sandbox", "run", f"printf '%s' '{STEER}'; printf '%s' '{STEER}' >&2", "--session-id", session),
         ("sandbox", "read", session, f"/workspace/missing-{STEER}"),
         ("sandbox", "get", f"no{STEER}such"),
-        ("exec", sandbox.id, "--cwd", f"/{STEER}", "--", "true"),
+        ("exec", anywhere.id, "--cwd", f"/{STEER}", "--", "true"),
         ("sandbox", f"verb{STEER}"),
     ):
         done = lab.cli(*words)
@@ -36,8 +36,8 @@ def test_listings_errors_and_logs_are_plain(lab: Lab, sandbox: Sandbox) -> None:
     running.kill()
 
 
-def test_raw_is_raw_when_asked(lab: Lab, sandbox: Sandbox) -> None:
+def test_raw_is_raw_when_asked(lab: Lab, anywhere: Sandbox) -> None:
     """Control: with `--raw` into a pipe the bytes are the command's own."""
-    session = f"sess-{sandbox.id}"
+    session = f"sess-{anywhere.id}"
     done = lab.cli("sandbox", "run", f"printf '%s' '{STEER}'", "--raw", "--session-id", session)
     assert done.stdout == STEER.encode()

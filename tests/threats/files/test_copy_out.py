@@ -14,7 +14,7 @@ ln -s /tmp dirlink; mkfifo pipe; cp /bin/true su; chmod 6755 su; echo x > "$(pri
 """
 
 
-def test_nothing_outside_the_target_changes(lab: Lab, sandbox: Sandbox, tmp_path: Path) -> None:
+def test_nothing_outside_the_target_changes(lab: Lab, anywhere: Sandbox, tmp_path: Path) -> None:
     """Links planted inside, and links lying in the target already, are never written through."""
     victim = tmp_path / "victim"
     victim.mkdir()
@@ -25,14 +25,14 @@ def test_nothing_outside_the_target_changes(lab: Lab, sandbox: Sandbox, tmp_path
         for name in ("sub", "good"):  # planted in the target: a directory and a file that lead elsewhere
             for place in (target, target / "out"):
                 (place / name).symlink_to(victim if name == "sub" else victim / "file")
-        assert sandbox.exec(PLANT).ok
+        assert anywhere.exec(PLANT).ok
         if way == "sdk":
-            sandbox.files.download("/workspace/out", target)
+            anywhere.files.download("/workspace/out", target)
         else:
-            lab.cli("cp", f"{sandbox.id}:/workspace/out", str(target))
+            lab.cli("cp", f"{anywhere.id}:/workspace/out", str(target))
         assert (victim / "file").read_text() == "kept" and os.listdir(victim) == ["file"], way
         for path in [p for p in target.rglob("*") if p.is_file() and not p.is_symlink()]:
             assert not path.stat().st_mode & 0o6000, path
         assert not [p for p in target.rglob("*") if p.is_fifo()]
         assert [p for p in target.rglob("*") if p.is_file() and not p.is_symlink()], "something was copied"
-    sandbox.exec("rm -rf /workspace/out")
+    anywhere.exec("rm -rf /workspace/out")

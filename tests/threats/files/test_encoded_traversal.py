@@ -34,7 +34,7 @@ ROUTES = [
 ]
 
 
-def test_sixty_encodings_on_every_route(lab: Lab, sandbox: Sandbox) -> None:
+def test_sixty_encodings_on_every_route(lab: Lab, anywhere: Sandbox) -> None:
     """No answer ever holds a file of the host, nothing on the host changes, and the daemon answers on."""
     secret = f"host-{os.urandom(8).hex()}"
     canary = Path("/tmp") / f"atoll-enc-{os.getpid()}"
@@ -45,18 +45,18 @@ def test_sixty_encodings_on_every_route(lab: Lab, sandbox: Sandbox) -> None:
             bad = slash.join([dots] * 9) + slash + f"tmp{slash}{canary.name}"
             for method, route in ROUTES:
                 status, answer = lab.ask(
-                    method, route.format(id=sandbox.id, bad=bad), b"x" if method == "PUT" else None
+                    method, route.format(id=anywhere.id, bad=bad), b"x" if method == "PUT" else None
                 )
                 assert status < 500 and secret not in repr(answer), (method, route, bad, status, answer)
         assert canary.read_text() == secret
         assert {p.name for p in Path(lab.home).iterdir()} == before
-        assert sandbox.exec("true").ok
+        assert anywhere.exec("true").ok
     finally:
         canary.unlink()
 
 
-def test_decoded_exactly_once(lab: Lab, sandbox: Sandbox) -> None:
+def test_decoded_exactly_once(lab: Lab, anywhere: Sandbox) -> None:
     """`%252e` is a name with a percent sign in it, not a dot."""
-    status, _ = lab.ask("PUT", f"/v1/sandboxes/{sandbox.id}/files?path=/workspace/%252e%252e", b"literal")
-    assert status == 200 and sandbox.files.read("/workspace/%2e%2e") == b"literal"
-    sandbox.files.remove("/workspace/%2e%2e")
+    status, _ = lab.ask("PUT", f"/v1/sandboxes/{anywhere.id}/files?path=/workspace/%252e%252e", b"literal")
+    assert status == 200 and anywhere.files.read("/workspace/%2e%2e") == b"literal"
+    anywhere.files.remove("/workspace/%2e%2e")

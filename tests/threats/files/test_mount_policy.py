@@ -15,19 +15,19 @@ FORBIDDEN = ["/", "/etc", "/home", "/usr", "/var", "/boot", "/dev", "/proc", "/r
 
 
 @pytest.mark.parametrize("source", FORBIDDEN)
-def test_the_machine_itself_is_refused(lab: Lab, source: str) -> None:
+def test_the_machine_itself_is_refused(lab: Lab, runtime: str, source: str) -> None:
     """By name and behind a link, even for root's own daemon."""
     link = Path("/tmp") / f"atoll-link-{os.getpid()}-{os.urandom(3).hex()}"
     link.symlink_to(source)
     try:
         for name in (source, str(link), source + "/", source + "/."):
             with pytest.raises(errors.AtollError):
-                lab.create(runtime="container", mounts=[{"source": name, "target": "/data"}])
+                lab.create(runtime=runtime, mounts=[{"source": name, "target": "/data"}])
     finally:
         link.unlink()
 
 
-def test_state_is_refused_and_masked(lab: Lab) -> None:
+def test_state_is_refused_and_masked(lab: Lab, runtime: str) -> None:
     """The home of the daemon, parts of it, and the same inside a directory that may be mounted."""
     lab.start()
     for source in (
@@ -37,28 +37,28 @@ def test_state_is_refused_and_masked(lab: Lab) -> None:
         f"{lab.home}/../{os.path.basename(lab.home)}",
     ):
         with pytest.raises(errors.AtollError):
-            lab.create(runtime="container", mounts=[{"source": source, "target": "/data"}])
+            lab.create(runtime=runtime, mounts=[{"source": source, "target": "/data"}])
     project = Path("/tmp") / f"atoll-project-{os.getpid()}-{os.urandom(3).hex()}"
     (project / ".atoll").mkdir(parents=True)
     (project / ".k8e").mkdir()
     (project / ".atoll" / "key").write_text("secret")
     (project / "plain").write_text("seen")
     try:
-        with lab.sandbox(runtime="container", mounts=[{"source": str(project), "target": "/data"}]) as made:
+        with lab.sandbox(runtime=runtime, mounts=[{"source": str(project), "target": "/data"}]) as made:
             assert made.exec("cat /data/plain").stdout == "seen"  # control: the rest of the directory is there
             assert made.exec("cat /data/.atoll/key; ls -A /data/.k8e /data/.atoll | grep -v :").stdout.strip() == ""
     finally:
         shutil.rmtree(project)
 
 
-def test_targets_cannot_cover_what_is_ours(lab: Lab) -> None:
+def test_targets_cannot_cover_what_is_ours(lab: Lab, runtime: str) -> None:
     """Not the agent, not the kernel's file systems, not the root."""
     for target in ("/", "/proc", "/proc/sys", "/dev", "/sys/fs", "/.atoll", "/.atoll/guest", "relative", "/a/../../b"):
         with pytest.raises(errors.AtollError):
-            lab.create(runtime="container", mounts=[{"source": "/tmp", "target": target}])
+            lab.create(runtime=runtime, mounts=[{"source": "/tmp", "target": target}])
 
 
-def test_git_takes_no_configuration_from_elsewhere(lab: Lab) -> None:
+def test_git_takes_no_configuration_from_elsewhere(lab: Lab, runtime: str) -> None:
     """A new `.git/commondir` would make git on the host run what a file of the sandbox says: nothing in `.git` is writable."""
     project = Path("/tmp") / f"atoll-project-{os.getpid()}-{os.urandom(3).hex()}"
     subprocess.run(["git", "init", "-q", str(project)], check=True)
@@ -68,7 +68,7 @@ def test_git_takes_no_configuration_from_elsewhere(lab: Lab) -> None:
         "echo ../evil > /data/.git/commondir; mv /data/.git /data/x; rm -rf /data/.git/config; echo done"
     )
     try:
-        with lab.sandbox(runtime="container", mounts=[{"source": str(project), "target": "/data"}]) as made:
+        with lab.sandbox(runtime=runtime, mounts=[{"source": str(project), "target": "/data"}]) as made:
             assert made.exec(attack).stdout == "done\n"
         assert (project / "evil" / "config").exists() and not (project / ".git" / "commondir").exists()
         subprocess.run(["git", "-C", str(project), "status"], capture_output=True, timeout=60)

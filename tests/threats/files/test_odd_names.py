@@ -23,12 +23,12 @@ PIECES = st.one_of(
     derandomize=True,
 )
 @given(name=PIECES, content=st.binary(max_size=20))
-def test_any_bytes_round_trip_or_are_refused(sandbox: Sandbox, name: bytes, content: bytes) -> None:
+def test_any_bytes_round_trip_or_are_refused(anywhere: Sandbox, name: bytes, content: bytes) -> None:
     """Write, list, read, remove by the same bytes."""
     path = b"/workspace/odd/" + name
     legal = b"\0" not in name and len(os.path.basename(path)) <= 255 and b"/" not in name and name not in (b".", b"..")
     try:
-        sandbox.files.write(path, content)
+        anywhere.files.write(path, content)
     except errors.AtollError as error:
         assert error.http_status == 400 or not legal, error
         assert not legal, (name, error)
@@ -36,13 +36,13 @@ def test_any_bytes_round_trip_or_are_refused(sandbox: Sandbox, name: bytes, cont
     except ValueError:
         assert not legal, name
         return
-    assert sandbox.files.read(path) == content
+    assert anywhere.files.read(path) == content
     if legal:
-        listed = [entry.wire for entry in sandbox.files.list("/workspace/odd")]
+        listed = [entry.wire for entry in anywhere.files.list("/workspace/odd")]
         assert len(listed) == 1, listed
-        assert sandbox.files.remove(path) == 1
+        assert anywhere.files.remove(path) == 1
     else:
-        sandbox.files.remove(b"/workspace/odd", recursive=True, missing_ok=True)
+        anywhere.files.remove(b"/workspace/odd", recursive=True, missing_ok=True)
 
 
 def test_too_long_and_nul_are_clean_errors(anywhere: Sandbox) -> None:

@@ -34,9 +34,9 @@ def stopped(sandbox: Sandbox) -> None:
     busy(sandbox)
 
 
-def test_every_evasion_ends_at_the_deadline(lab: Lab) -> None:
+def test_every_evasion_ends_at_the_deadline(lab: Lab, runtime: str) -> None:
     """All at once; each is ended with the reason `expired`."""
-    boxes = [(lab.create(runtime="container", lifetime=4.0), evasion) for evasion in (busy, held, frozen, stopped)]
+    boxes = [(lab.create(runtime=runtime, lifetime=4.0), evasion) for evasion in (busy, held, frozen, stopped)]
     threads = [threading.Thread(target=evasion, args=(made,)) for made, evasion in boxes]
     for thread in threads:
         thread.start()
