@@ -7,7 +7,7 @@ from sandbox_lab import Lab, left
 from atoll import Sandbox, errors
 
 
-def test_failures_leave_nothing_and_free_the_name(own_lab: Lab) -> None:
+def test_failures_leave_nothing_and_free_the_name(own_lab: Lab, runtime: str) -> None:
     """Wrong image, runtime, mount, working directory and host: each a typed error; then the same name works."""
     faults = [
         {"image": "no-such-image.invalid/x:1"},
@@ -21,8 +21,8 @@ def test_failures_leave_nothing_and_free_the_name(own_lab: Lab) -> None:
     ]
     for fault in faults:
         with pytest.raises(errors.AtollError):
-            own_lab.create(name="half-made", **{"runtime": "container", **fault})
+            own_lab.create(name="half-made", **{"runtime": runtime, **fault})
         assert Sandbox.list(home=own_lab.home, state="all") == []
         assert not any(left(own_lab.mark, own_lab.home).values()), fault
-    with own_lab.sandbox(name="half-made", runtime="container") as made:
+    with own_lab.sandbox(name="half-made", runtime=runtime) as made:
         assert made.exec("echo whole").stdout == "whole\n"

@@ -9,9 +9,9 @@ from sandbox_lab import Lab, alive, until
 from atoll import Sandbox
 
 
-def test_it_is_gone_before_the_first_answer(own_lab: Lab) -> None:
+def test_it_is_gone_before_the_first_answer(own_lab: Lab, runtime: str) -> None:
     """Killed before, started after the deadline: the first thing said is that it has expired."""
-    made = own_lab.create(runtime="container", lifetime=4.0)
+    made = own_lab.create(runtime=runtime, lifetime=4.0)
     deadline = made.info().expires_at
     assert deadline is not None
     init = made.info().wire["pid"]

@@ -6,14 +6,14 @@ from sandbox_lab import Lab
 from atoll import Sandbox, errors
 
 
-def test_old_references_reach_nothing(lab: Lab) -> None:
+def test_old_references_reach_nothing(lab: Lab, runtime: str) -> None:
     """Same name, new sandbox: the old object, its id, its commands and its open stream do not lead there."""
-    first = lab.create(runtime="container", name="stale-client")
+    first = lab.create(runtime=runtime, name="stale-client")
     old, command = first.id, first.start("sleep 677")
     stream = first.stream("echo started; sleep 677", timeout=None)
     next(stream)
     first.destroy()
-    with lab.sandbox(runtime="container", name="stale-client") as second:
+    with lab.sandbox(runtime=runtime, name="stale-client") as second:
         assert second.id != old
         second.files.write("/workspace/mine", b"successor")
         with pytest.raises((errors.SandboxGone, errors.NotFound)):
