@@ -16,7 +16,7 @@ import pytest
 
 from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
 from atoll.gateway.pb.atoll.v1 import atoll_pb2_grpc
-from atoll.gateway.rest import PATHS, ROUTES
+from atoll.gateway.rest_app import PATHS, ROUTES
 from atoll.model import convert
 
 ALL = sorted((method, PATHS[method, pattern], pattern) for method, pattern in ROUTES)

@@ -27,7 +27,7 @@ from atoll.core.network import Network
 from atoll.gateway.exposed import ExposedPorts
 from atoll.gateway.grpc.gateway import Gateway
 from atoll.gateway.grpc.gateway import serve as open_grpc
-from atoll.gateway.rest import Rest
+from atoll.gateway.rest_app import RestApp
 from atoll.gateway.server import Listener
 
 log = logging.getLogger("atoll.daemon")
@@ -48,7 +48,7 @@ class Daemon:
         self.home = home
         self.core = core
         self.started_at = time.time()
-        self.rest = Rest(core, self)
+        self.rest = RestApp(core, self)
         self.listener = Listener(self.rest, home / "daemon.sock")
         self.gateway: Gateway | None = None
         self.exposed = ExposedPorts(
