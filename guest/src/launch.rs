@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use rmpv::Value;
 
 use crate::op::{base_dir, bytes_of, OpError, Req};
 use crate::place;
+use crate::plain;
 use crate::shim::{Report, Stage};
 use crate::spec::Spec;
 use crate::sys;
@@ -72,8 +74,13 @@ impl Launcher {
         let (argv, shell) = command(req)?;
         let path = req.opt_path("cwd")?.unwrap_or_else(|| base_dir().to_path_buf());
         let cwd = place::open_dir(&path)?;
-        let env = self.environment(req, user.as_ref(), &path, pty.is_some(), shell)?;
-        let programs = programs(argv.first().map_or(b"", Vec::as_slice), &env)?;
+        let mut env = self.environment(req, user.as_ref(), &path, pty.is_some(), shell)?;
+        let line = req.opt_bytes("shell")?.filter(|_| shell == b"/bin/bash" && pty.is_none());
+        let (programs, words, otherwise) =
+            match line.and_then(|line| plain::command(line, path.as_os_str().as_bytes(), &mut env)) {
+                Some((program, words)) => (vec![program], words, c_list(argv.iter().cloned())?),
+                None => (programs(argv.first().map_or(b"", Vec::as_slice), &env)?, argv.clone(), Vec::new()),
+            };
         let umask = req.opt_u64("umask")?.unwrap_or(0o022);
         if umask > 0o777 {
             return Err(OpError::invalid("`umask` must be within 0..0777"));
@@ -92,7 +99,8 @@ impl Launcher {
         let joined = env.iter().map(|(k, v)| [k.as_slice(), b"=", v].concat());
         let spec = Spec {
             programs,
-            argv: c_list(argv.iter().cloned())?,
+            argv: c_list(words)?,
+            otherwise,
             env: c_list(joined)?,
             user: user.map(|u| (u.uid, u.gid, u.groups)),
             umask: umask as u32,
@@ -169,7 +177,7 @@ impl Launcher {
                 set(&mut env, key, value);
             }
         }
-        set(&mut env, b"PWD", std::os::unix::ffi::OsStrExt::as_bytes(cwd.as_os_str()));
+        set(&mut env, b"PWD", cwd.as_os_str().as_bytes());
         if let Some(term) = term {
             set(&mut env, b"TERM", &term);
         }

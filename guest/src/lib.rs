@@ -12,6 +12,7 @@ pub mod link;
 pub mod op;
 pub mod pipes;
 pub mod place;
+pub mod plain;
 pub mod procs;
 pub mod proctree;
 pub mod ring;

@@ -125,7 +125,7 @@ pub fn decode_report(raw: &[u8; REPORT_BYTES]) -> Option<Report> {
 
 /// Starts a program as a child of the agent itself, without a shim: its pid.
 pub fn bare(spec: &Spec, fds: &SpecFds) -> io::Result<i32> {
-    let birth = Birth { spec, fds, control: -1, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
+    let birth = Birth::new(spec, fds, -1);
     let mut kept: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     kept.sort_unstable();
     let pid = sys::check(unsafe { libc::fork() })?;
@@ -200,8 +200,16 @@ struct Birth<'a> {
     fds: &'a SpecFds,
     control: RawFd,
     argv: Vec<*const libc::c_char>,
+    otherwise: Vec<*const libc::c_char>,
     env: Vec<*const libc::c_char>,
     failure: Option<(Stage, i32)>,
+}
+
+impl<'a> Birth<'a> {
+    fn new(spec: &'a Spec, fds: &'a SpecFds, control: RawFd) -> Self {
+        let (argv, otherwise, env) = (pointers(&spec.argv), pointers(&spec.otherwise), pointers(&spec.env));
+        Self { spec, fds, control, argv, otherwise, env, failure: None }
+    }
 }
 
 /// Runs in the child, on a stack of its own but in the shim's memory; the shim stands still until it execs or exits.
@@ -214,8 +222,7 @@ extern "C" fn be_born(birth: *mut libc::c_void) -> libc::c_int {
 
 /// Starts the process, tells how it ended, and stays until nothing is left below.
 fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
-    let mut birth =
-        Birth { spec, fds: &fds, control, argv: pointers(&spec.argv), env: pointers(&spec.env), failure: None };
+    let mut birth = Birth::new(spec, &fds, control);
     let mut stack = vec![0u128; STACK / 16];
     let main = unsafe {
         let top = stack.as_mut_ptr().add(stack.len());
@@ -345,6 +352,13 @@ fn take_ids(uid: u32, gid: u32, groups: &[u32]) -> Result<(), i32> {
 }
 
 fn exec(birth: &Birth) -> i32 {
+    let failed = exec_program(birth);
+    let Some(shell) = birth.spec.otherwise.first() else { return failed };
+    unsafe { libc::execve(shell.as_ptr(), birth.otherwise.as_ptr(), birth.env.as_ptr()) };
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOENT)
+}
+
+fn exec_program(birth: &Birth) -> i32 {
     let mut worst = libc::ENOENT;
     for program in &birth.spec.programs {
         unsafe { libc::execve(program.as_ptr(), birth.argv.as_ptr(), birth.env.as_ptr()) };

@@ -13,6 +13,8 @@ pub struct Spec {
     /// Paths to try in order, as execvp would.
     pub programs: Vec<CString>,
     pub argv: Vec<CString>,
+    /// The shell that gets the command if none of the programs starts: its path, and its arguments. Often nothing.
+    pub otherwise: Vec<CString>,
     pub env: Vec<CString>,
     /// uid, gid and supplementary groups to take on.
     pub user: Option<(u32, u32, Vec<u32>)>,
@@ -28,7 +30,7 @@ pub type SpecFds = [OwnedFd; 4];
 pub fn encode(spec: &Spec) -> Vec<u8> {
     let mut out = vec![0; 4];
     let word = |out: &mut Vec<u8>, n: u64| out.extend_from_slice(&n.to_ne_bytes());
-    for list in [&spec.programs, &spec.argv, &spec.env] {
+    for list in [&spec.programs, &spec.argv, &spec.otherwise, &spec.env] {
         word(&mut out, list.len() as u64);
         for text in list {
             out.extend_from_slice(text.as_bytes_with_nul());
@@ -74,7 +76,8 @@ fn decode(raw: &[u8]) -> Option<Spec> {
         }
         Some(out)
     };
-    let (programs, argv, env) = (list(&mut rest)?, list(&mut rest)?, list(&mut rest)?);
+    let (programs, argv) = (list(&mut rest)?, list(&mut rest)?);
+    let (otherwise, env) = (list(&mut rest)?, list(&mut rest)?);
     let has_user = word(&mut rest)? == 1;
     let (uid, gid) = (word(&mut rest)? as u32, word(&mut rest)? as u32);
     let groups = (0..word(&mut rest)?).map(|_| word(&mut rest).map(|g| g as u32)).collect::<Option<Vec<_>>>()?;
@@ -82,7 +85,7 @@ fn decode(raw: &[u8]) -> Option<Spec> {
     let rlimits = (0..word(&mut rest)?)
         .map(|_| Some((word(&mut rest)? as u32, word(&mut rest)?, word(&mut rest)?)))
         .collect::<Option<Vec<_>>>()?;
-    Some(Spec { programs, argv, env, user: has_user.then_some((uid, gid, groups)), umask, rlimits, pty })
+    Some(Spec { programs, argv, otherwise, env, user: has_user.then_some((uid, gid, groups)), umask, rlimits, pty })
 }
 
 #[repr(C, align(8))]
@@ -166,6 +169,7 @@ mod tests {
         let spec = Spec {
             programs: vec![text("/bin/x")],
             argv: vec![text("x"), text(""), text("a b")],
+            otherwise: vec![text("/bin/bash"), text("-c")],
             env: vec![text("A=1")],
             user: Some((1, 2, vec![3, 4])),
             umask: 0o27,

@@ -157,3 +157,42 @@ fn limits_and_long_arguments() {
         host.exec(map([("id", "longer".into()), ("argv", argv(&[&["printf", "%s"], more.as_slice()].concat()))]));
     assert_eq!(done.out.len(), 600_000);
 }
+
+/// A command that needs no shell is started without one, and nobody can tell: not by output, environment, status or name.
+#[test]
+fn plain_commands_are_as_bash_runs_them() {
+    let agent = Agent::start();
+    let mut host = agent.connect();
+    let dir = std::env::temp_dir().join(format!("atoll-plain-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let write = |name: &str, text: &str, mode: u32| {
+        std::fs::write(dir.join(name), text).unwrap();
+        std::fs::set_permissions(dir.join(name), std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    write("headless", "echo headless $0 $1; exit 5\n", 0o755);
+    write("lost", "#!/no/such/interpreter\n", 0o755);
+    write("shut", "#!/bin/sh\n", 0o644);
+    #[rustfmt::skip]
+    let lines = [
+        "env -0", "/usr/bin/env -0", "/bin/true", "/bin/false", "ls -d /", "cat /proc/self/comm", "cat /proc/self/cmdline",
+        "no-such-program", "/no/such/program", "./headless a", "./lost", "./shut", "/", "./", "sh -c exit", "sleep x",
+        "-x", "ls /no-such", "readlink /proc/self/exe", "umask", "env -u PATH no-such",
+    ];
+    for (number, line) in lines.into_iter().enumerate() {
+        let mut run = |how: &str, command: (&str, Value)| {
+            let id = format!("{how}{number}");
+            host.exec(map([("id", id.as_str().into()), command, ("cwd", dir.to_str().unwrap().into())]))
+        };
+        let plain = run("p", ("shell", line.into()));
+        let bash = run("b", ("argv", argv(&["/bin/bash", "-c", line])));
+        let sorted = |out: &[u8]| {
+            let mut parts: Vec<Vec<u8>> = out.split(|b| *b == 0).map(<[u8]>::to_vec).collect();
+            parts.sort();
+            parts
+        };
+        assert_eq!(sorted(&plain.out), sorted(&bash.out), "{line}");
+        assert_eq!(plain.err, bash.err, "{line}");
+        assert_eq!(plain.code(), bash.code(), "{line}");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
