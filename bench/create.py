@@ -90,7 +90,7 @@ def sustained(lab: Lab, seconds: float) -> list[Contender]:
 
 def _engine(lab: Lab, runtime: str) -> Contender:
     peer = peers.one(lab, {"container": "runc run", "gvisor": "runsc run"}[runtime])
-    return Contender(peer.name, peer.runner(TRUE), why=peer.why)
+    return Contender(peer.name, peer.runner(TRUE), lab.full_pool, why=peer.why)
 
 
 def _at_once(works: Sequence[Callable[[], object]], width: int) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from atoll import errors
 from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.history import History
 from atoll.core.live import Live, gone
@@ -18,6 +19,8 @@ from atoll.core.store import Row, Store
 from atoll.core.tasks import Tasks
 
 log = logging.getLogger("atoll.sandboxes")
+
+REMOVE_AGAIN = (1.0, 10.0, 60.0)  # seconds; after that it is the next daemon's sweep that finds it
 
 
 class Lifecycle:
@@ -85,9 +88,11 @@ class Lifecycle:
             self.set_state(live, "ending", end_kind=live.ending[0], end_detail=live.ending[1], end_by=live.ending[2])
             await live.client.close(gone(sandbox, *live.ending))
             await self._end_children(sandbox, by)
-            await self._bury({**row, "record": {**row["record"], "box": live.box.record}}, *live.ending)
+            await live.box.kill()
+            await self._over(row, *live.ending)
             live.state = "ended"
             self._forget(live)
+            self.tasks.spawn(self._remove(live.box.record))
 
     async def rest(self, live: Live, kind: str, detail: str, by: str) -> None:
         """End its processes and keep its disk."""
@@ -150,16 +155,30 @@ class Lifecycle:
         self.history.forget(sandbox)
 
     async def _bury(self, row: Row, kind: str, detail: str, by: str) -> None:
-        """No process, no link, no file; only then is it said to have ended."""
-        sandbox = row["id"]
+        """The end of one of which nobody knows what is left."""
         if row["state"] != "ending":
-            self.store.update_sandbox(sandbox, state="ending", end_kind=kind, end_detail=detail, end_by=by)
-        await self.backend.destroy(row["record"].get("box") or {"id": sandbox})
+            self.store.update_sandbox(row["id"], state="ending", end_kind=kind, end_detail=detail, end_by=by)
+        await self.backend.destroy(row["record"].get("box") or {"id": row["id"]})
+        await self._over(row, kind, detail, by)
+
+    async def _over(self, row: Row, kind: str, detail: str, by: str) -> None:
+        """No process is left. When there is no link either, it is said to have ended."""
+        sandbox = row["id"]
         await self.network.detach(sandbox)
         self.store.end_sandbox(sandbox, kind, detail, by)
         self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
         self.forget_outputs(sandbox)
         self.changed.set()
+
+    async def _remove(self, record: dict[str, Any]) -> None:
+        """Take away what a dead sandbox occupied: mounts, groups, disk. Nobody has to wait for that."""
+        for pause in (*REMOVE_AGAIN, None):
+            try:
+                return await self.backend.destroy(record)
+            except (errors.AtollError, OSError) as error:
+                log.error("what sandbox %s occupied could not be removed: %s", record["id"], error)
+            if pause is not None:
+                await asyncio.sleep(pause)
 
     async def _end_children(self, sandbox: str, by: str) -> None:
         """Sub-agents do not outlive the sandbox whose workspace they share."""

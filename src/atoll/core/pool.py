@@ -28,6 +28,7 @@ READY_TIMEOUT = 60.0
 MAX_AGE = 1800.0  # a spare that waited this long is replaced
 RATE_WINDOW = 60.0  # claims of this long ago say how many spares are wanted
 COOL_DOWN = 600.0  # a key nobody has claimed for this long keeps no spares
+CALM = 0.05  # after a claim its caller comes first, for this long, while other spares are ready
 REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`doze.py`)
 LOW_MEMORY = 0.10  # with less than this share of the machine's memory free, spares are given up
 
@@ -174,8 +175,12 @@ class Pool:
             self._wake.clear()
             try:
                 await self._tidy()
-                if self._cold == 0 and await self._make_one():
-                    continue
+                if self._cold == 0:
+                    if (pause := self._pause()) > 0:
+                        await asyncio.sleep(pause)
+                        continue
+                    if await self._make_one():
+                        continue
             except (errors.AtollError, OSError) as error:
                 self.counts["failed"] += 1
                 log.warning("a spare could not be made: %s", error)
@@ -184,6 +189,13 @@ class Pool:
                     await self._wake.wait()
             except TimeoutError:
                 pass
+
+    def _pause(self) -> float:
+        """How long to wait before the next spare: a caller's first commands want the processors too. None is lacking yet."""
+        if not all(shelf.spares for shelf in self._shelves.values()):
+            return 0.0
+        last = max((shelf.claims[-1] for shelf in self._shelves.values() if shelf.claims), default=0.0)
+        return last + CALM - time.monotonic()
 
     async def _make_one(self) -> bool:
         """One more spare for the shelf that lacks most; False when nothing is wanted."""

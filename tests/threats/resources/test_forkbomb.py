@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sandbox_lab import Lab, left, until
+from sandbox_lab import Lab, group_values, left, until
 
 from atoll import errors
 
@@ -18,7 +18,8 @@ def test_a_bomb_stays_in_its_sandbox(lab: Lab, runtime: str) -> None:
             assert neighbour.exec("echo fine").stdout == "fine\n"
         assert lab.ask("GET", "/v1/health")[0] == 200
         bomb.destroy()
-        assert not [p for p in left(lab.mark, lab.home)["groups"] if ident in p]
+        assert not any(group_values(lab.mark, ident, "cgroup.procs"))
+        until(lambda: not [p for p in left(lab.mark, lab.home)["groups"] if ident in p], "its groups are gone")
         bomb.close()
         assert neighbour.exec("echo still").stdout == "still\n"
 

@@ -164,6 +164,7 @@ class LocalBackend:
         group = self.groups.open(box)
         if living := self._boxes.pop(box, None):
             await living.kill()
+            await asyncio.to_thread(living.unmount)
             living.release()
         await group.kill()
         for pid, started in self._recorded(record):

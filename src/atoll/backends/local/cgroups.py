@@ -213,23 +213,22 @@ class Group:
         """Kill everything inside and return when it is empty."""
         deadline = time.monotonic() + timeout
         pause = 0.0005
-        while self.populated():
-            self._kill_once()
+        while pids := self.pids():
+            self.strike()
+            for pid in pids:  # for kernels without cgroup.kill; init comes first, and its namespace dies with it
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 raise Internal(f"processes of sandbox {self.box} do not die", details={"pids": self.pids()})
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
 
-    def _kill_once(self) -> None:
+    def strike(self) -> None:
+        """Kill everything inside, once and without waiting, where the kernel can."""
         for directory in self._directories():
             if (directory / "cgroup.kill").exists():
                 with suppress(OSError):
                     _write(directory / "cgroup.kill", "1")
-        for (
-            pid
-        ) in self.pids():  # also for kernels without cgroup.kill; init comes first, and its namespace dies with it
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
 
     def populated(self) -> bool:
         return bool(self.pids())

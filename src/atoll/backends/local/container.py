@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from atoll.backends.local.cgroups import Group
 from atoll.backends.local.children import Status, Watched
 from atoll.backends.local.paths import Paths
 from atoll.errors import SandboxGone
+
+KILL_TIMEOUT = 30.0
 
 
 class ContainerBox:
@@ -22,6 +25,7 @@ class ContainerBox:
         self._group = group
         self._init = init
         self._killed = ""
+        self._mounts: list[int] = []  # its mount namespaces, once it is being killed
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         init.ended.add_done_callback(self._on_end)
 
@@ -44,10 +48,30 @@ class ContainerBox:
         return await asyncio.shield(self._ended)
 
     async def kill(self) -> None:
+        """Its mounts are held until `unmount`: its last process would else stay until all of them are undone."""
         self._killed = self._killed or "killed by the daemon"
+        self._hold_mounts()
         self._init.signal(signal.SIGKILL)  # its namespace dies with it, also where there is no control group
+        self._group.strike()
+        with suppress(TimeoutError):  # then the group says what does not die
+            async with asyncio.timeout(KILL_TIMEOUT):
+                await self.wait()
         await self._group.kill()
-        await self.wait()
+
+    def _hold_mounts(self) -> None:
+        if not self._mounts and not self._init.over:
+            for pid in (self.pid, *self._servers()):
+                with suppress(OSError):
+                    self._mounts.append(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+
+    def _servers(self) -> list[int]:
+        """Other processes with mounts of their own."""
+        return []
+
+    def unmount(self) -> None:
+        """Let go of the mounts of what was killed; takes as long as the kernel needs to write and undo them."""
+        while self._mounts:
+            os.close(self._mounts.pop())
 
     async def freeze(self) -> None:
         self._alive()
@@ -78,6 +102,7 @@ class ContainerBox:
     def release(self) -> None:
         """Stop watching; the sandbox goes on, and `wait` is for the next daemon to answer."""
         self._init.close()
+        self.unmount()
 
     def _alive(self) -> None:
         if self._init.over:

@@ -57,6 +57,10 @@ class GvisorBox(ContainerBox):
         super().release()
         self._door.close()
 
+    def _servers(self) -> list[int]:
+        gofer = self._record.get("gofer")
+        return [] if gofer is None else [int(gofer)]
+
     def _apply(self, limits: Limits) -> dict[str, bool]:
         return {**self._group.apply(limits, host_tasks(limits.pids)), "pids": True}
 
