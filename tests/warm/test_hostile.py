@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sandbox_lab import PATIENCE, Lab, until
-from warmth import counts, heat
+from sandbox_lab import NO_SPARES, PATIENCE, Lab, until
+from warmth import cold, counts, heat, warm
 
 from atoll import ExecResult, Sandbox
 
@@ -90,3 +90,24 @@ def test_a_stopped_spare_costs_a_cold_start(lab: Lab, runtime: str) -> None:
         box.exec("for p in /proc/[0-9]*; do grep -qx python3 $p/comm && kill -STOP ${p#/proc/}; done")
         assert ended(box, "print('cold')").stdout == "cold\n"
         assert counts(lab, box)["hits"] == before
+
+
+PLANTED = ("_ctypes", "_socket", "gc", "io", "site", "posix", "fractions", "colorsys")
+
+
+@pytest.mark.parametrize("preload", ["", '[warm]\npreload = ["fractions", "colorsys"]\n'], ids=["plain", "preload"])
+def test_what_lies_in_the_workspace_is_not_run_unasked(preload: str) -> None:
+    """A sub-agent or a project puts modules there whose names the waiting interpreter imports; no program has asked for them."""
+    lab = Lab(NO_SPARES + preload)
+    try:
+        with lab.sandbox(runtime="container") as box:
+            for name in PLANTED:
+                box.files.write(f"/workspace/{name}.py", f"open('/tmp/ran-{name}', 'w').close()\n")
+            assert warm(lab, box, ["python3", "-c", "print('own')"]).stdout == "own\n"
+            assert [entry.name for entry in box.files.list("/tmp") if entry.name.startswith("ran-")] == []
+            paths = "import sys; print(sys.path)"
+            assert (
+                warm(lab, box, ["python3", "-c", paths]).stdout == cold(box, ["python3", "-c", paths]).stdout
+            )  # and it is on the path as ever
+    finally:
+        lab.close()

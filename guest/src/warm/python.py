@@ -28,6 +28,11 @@ def clean_import(names):
     return found
 
 
+# `python3 -c` looks for modules in the working directory first. Until there is a program that asks for one, what somebody has put
+# there (a sub-agent, a project, a snapshot) is not to be run.
+WITH_DIRECTORY = sys.path[:1] == [""]
+if WITH_DIRECTORY:
+    del sys.path[0]
 try:
     ctypes, socket, gc = clean_import(["_ctypes", "_socket", "gc"])
 except ImportError:
@@ -356,6 +361,8 @@ try:
     if PRELOAD:  # noqa: F821
         gc.collect()
         gc.freeze()  # so that no collection of a program, its last one above all, looks at all that was imported
+    if WITH_DIRECTORY:
+        sys.path.insert(0, "")
     fresh_main()
     memory = pages()
 except Exception:
