@@ -29,6 +29,12 @@ pub fn send(text: &str, fd: Option<&OwnedFd>) {
     }
 }
 
+/// The sandbox's tree is made; `device` is the number of the loop device under it.
+pub fn mounted(device: Option<i32>) {
+    let device = device.map_or("null".to_string(), |number| number.to_string());
+    send(&format!("{{\"mounted\":true,\"loop\":{device}}}"), None);
+}
+
 /// The next message with its descriptors; None when the daemon has closed its end.
 pub fn receive() -> Result<Option<(Vec<u8>, Vec<OwnedFd>)>> {
     let mut text = vec![0u8; MAX_MESSAGE];

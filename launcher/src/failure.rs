@@ -28,3 +28,9 @@ impl Failure {
         serde_json::json!({"error": {"step": self.step, "message": self.message, "errno": self.errno}}).to_string()
     }
 }
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        write!(f, "{}: {}", self.step, self.message)
+    }
+}

@@ -4,7 +4,7 @@
 use crate::failure::{Failure, Result};
 use crate::sys;
 use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 const STEP: &str = "keeper";
@@ -101,11 +101,5 @@ fn give_up_rights() {
 
 /// Say out here who the keeper is.
 fn announce(keeper: i32, file: &OwnedFd) -> Result<()> {
-    let text = keeper.to_string();
-    // SAFETY: the buffer is as long as said.
-    let written = unsafe { libc::write(file.as_raw_fd(), text.as_ptr().cast(), text.len()) };
-    if written as usize == text.len() {
-        return Ok(());
-    }
-    Err(Failure::last(STEP, "pid file"))
+    sys::write_all(file, keeper.to_string().as_bytes(), STEP)
 }

@@ -7,14 +7,20 @@
 //! happens, everything made here belongs to this process alone, so the kernel takes it away with the process.
 
 mod channel;
+mod devices;
+mod direct;
 mod failure;
+mod groups;
 mod keeper;
 mod layout;
 mod loopdev;
 mod mounts;
 mod namespaces;
+mod oci;
 mod order;
+mod rights;
 mod sys;
+mod tree;
 
 use failure::{Failure, Result};
 use std::ffi::CString;
@@ -47,6 +53,9 @@ fn run() -> Result<()> {
     channel::send("{\"ready\":true}", Some(&spaces.net));
     let Some((text, fds)) = channel::receive()? else { return Ok(()) };
     let order = order::parse(&text)?;
+    if let Some(direct) = &order.direct {
+        return start_directly(&order, direct, base, count, spaces, &fds);
+    }
     let device = layout::build(&order, base, &spaces.user, &fds)?;
     for group in &order.groups {
         std::fs::write(group, "0").map_err(|e| Failure::new("group", format!("{group}: {e}")))?;
@@ -58,14 +67,33 @@ fn run() -> Result<()> {
         mounts::chdir(&sys::c(&order.stage)?)?;
     }
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
-    let device = device.map_or("null".to_string(), |number| number.to_string());
-    channel::send(&format!("{{\"mounted\":true,\"loop\":{device}}}"), None);
+    channel::mounted(device);
     if order.inside.is_none() {
         return become_engine(&order, spaces, &fds);
     }
     let file = fds.get(2).ok_or_else(|| Failure::new("order", "no file for the process id".into()))?;
     let status = keeper::start(|| become_engine(&order, spaces, &fds), file)?;
     std::process::exit(status)
+}
+
+/// Without an engine's program. The configuration is read first: what it asks for and we do not know is refused while nothing is made.
+fn start_directly(
+    order: &order::Start,
+    direct: &order::Direct,
+    base: u32,
+    count: u32,
+    spaces: namespaces::Spaces,
+    fds: &[OwnedFd],
+) -> Result<()> {
+    let config = oci::parse(&direct.config, base, count, &order.stage)?;
+    let filter = rights::parse(&direct.filter)?;
+    let file = fds.get(direct.pid_file).ok_or_else(|| Failure::new("order", "no file for the process id".into()))?;
+    let device = layout::build(order, base, &spaces.user, fds)?;
+    sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
+    let birth = direct::Birth { config: &config, filter: &filter, spaces, fds };
+    direct::start(order, &birth, file)?;
+    channel::mounted(device);
+    Ok(())
 }
 
 fn number(arg: Option<String>) -> Result<u32> {

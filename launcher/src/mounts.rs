@@ -59,17 +59,50 @@ pub fn attach(tree: &OwnedFd, on: RawFd) -> Result<()> {
 
 /// A mount namespace of our own from which nothing flows back to the host's.
 pub fn private_namespace() -> Result<()> {
-    // SAFETY: no pointers but static strings.
-    unsafe {
-        sys::check(libc::unshare(libc::CLONE_NEWNS).into(), "mount", "unshare(mount)")?;
-        let flags = libc::MS_REC | libc::MS_PRIVATE;
-        let done = libc::mount(c"none".as_ptr(), c"/".as_ptr(), std::ptr::null(), flags, std::ptr::null());
-        sys::check(done.into(), "mount", "make private").map(|_| ())
-    }
+    // SAFETY: no pointers.
+    sys::check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into(), "mount", "unshare(mount)")?;
+    make_private()
+}
+
+/// Nothing that is mounted here or elsewhere shows up at the other.
+pub fn make_private() -> Result<()> {
+    change(c"none", c"/", libc::MS_REC | libc::MS_PRIVATE, "make private")
+}
+
+/// A mount of a path on itself.
+pub fn bind(path: &CStr, also: libc::c_ulong) -> Result<()> {
+    change(path, path, libc::MS_BIND | also, "bind")
+}
+
+pub fn bind_from(source: &CStr, target: &CStr) -> Result<()> {
+    change(source, target, libc::MS_BIND, "bind")
+}
+
+/// A mount that is there, with the flags it has, and read-only.
+pub fn make_read_only(path: &CStr) -> Result<()> {
+    const KEPT: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC;
+    // SAFETY: path is NUL-terminated; statfs is plain data.
+    let has = unsafe {
+        let mut found: libc::statvfs = std::mem::zeroed();
+        sys::check(libc::statvfs(path.as_ptr(), &mut found).into(), "mount", path.to_string_lossy())?;
+        found.f_flag // the numbers of these three are those of mount(2)
+    };
+    change(path, path, libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | has & KEPT, "read-only")
+}
+
+/// mount(2) of what is mounted already.
+fn change(source: &CStr, target: &CStr, flags: libc::c_ulong, about: &str) -> Result<()> {
+    // SAFETY: both are NUL-terminated.
+    let done = unsafe { libc::mount(source.as_ptr(), target.as_ptr(), std::ptr::null(), flags, std::ptr::null()) };
+    sys::check(done.into(), "mount", format!("{about} {}", target.to_string_lossy())).map(|_| ())
 }
 
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Result<()> {
-    let flags = flags | libc::MS_NOSUID | libc::MS_NODEV;
+    mount_plain(source, target, kind, flags | libc::MS_NOSUID | libc::MS_NODEV, options)
+}
+
+/// With these flags and no other.
+pub fn mount_plain(source: &CStr, target: &CStr, kind: &CStr, flags: libc::c_ulong, options: &CStr) -> Result<()> {
     // SAFETY: all strings are NUL-terminated.
     let done = unsafe { libc::mount(source.as_ptr(), target.as_ptr(), kind.as_ptr(), flags, options.as_ptr().cast()) };
     let about = format!("mount {} on {}", kind.to_string_lossy(), target.to_string_lossy());

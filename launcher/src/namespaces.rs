@@ -55,6 +55,14 @@ pub fn translation(uid: u32, gid: u32, base: u32) -> Result<OwnedFd> {
 
 /// Become root of the sandbox's own namespaces, and thereby nobody outside of them.
 pub fn enter(spaces: &Spaces) -> Result<()> {
+    join(spaces)?;
+    let others = libc::CLONE_NEWCGROUP | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+    // SAFETY: no pointers.
+    sys::check(unsafe { libc::unshare(others) }.into(), "namespaces", "unshare(cgroup, ipc, uts)").map(|_| ())
+}
+
+/// The user and the network namespace, as root of the one.
+pub fn join(spaces: &Spaces) -> Result<()> {
     let step = "namespaces";
     // SAFETY: plain calls on this single-threaded process.
     unsafe {
@@ -63,9 +71,7 @@ pub fn enter(spaces: &Spaces) -> Result<()> {
         }
         drop_groups()?;
         sys::check(libc::setresgid(0, 0, 0).into(), step, "setresgid")?;
-        sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid")?;
-        let others = libc::CLONE_NEWCGROUP | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
-        sys::check(libc::unshare(others).into(), step, "unshare(cgroup, ipc, uts)").map(|_| ())
+        sys::check(libc::setresuid(0, 0, 0).into(), step, "setresuid").map(|_| ())
     }
 }
 

@@ -19,8 +19,19 @@ pub struct Start {
     pub groups: Vec<String>,
     /// For an engine that has to run inside the sandbox's own namespaces: the OCI configuration, written where it can read it.
     pub inside: Option<String>,
+    /// For the engine that is ours: what to start instead of `argv`.
+    pub direct: Option<Direct>,
     pub argv: Vec<String>,
     pub env: Vec<String>,
+}
+
+pub struct Direct {
+    /// The OCI configuration.
+    pub config: String,
+    /// Its filter of system calls, as a program in hexadecimal digits.
+    pub filter: String,
+    /// Index among the descriptors sent along of the file for the process id.
+    pub pid_file: usize,
 }
 
 pub enum Disk {
@@ -69,11 +80,23 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         read_only_root: order.flag("read_only_root")?,
         groups: order.list("groups", text)?,
         inside: optional(order.take("inside")?, text)?,
+        direct: if order.has("direct") { Some(direct(order.take("direct")?)?) } else { None },
         argv: order.list("argv", text)?,
         env: order.list("env", text)?,
     };
     order.end()?;
     Ok(start)
+}
+
+fn direct(value: Value) -> Result<Direct> {
+    let mut fields = Fields::of(value)?;
+    let direct = Direct {
+        config: fields.text("config")?,
+        filter: fields.text("filter")?,
+        pid_file: fields.number("pid_file")? as usize,
+    };
+    fields.end()?;
+    Ok(direct)
 }
 
 fn disk(value: Value) -> Result<Disk> {
@@ -118,7 +141,7 @@ fn bind(value: Value) -> Result<Bind> {
     Ok(bind)
 }
 
-fn text(value: Value) -> Result<String> {
+pub fn text(value: Value) -> Result<String> {
     match value {
         Value::String(text) => Ok(text),
         other => Err(bad(&format!("{other} is not a string"))),
@@ -137,10 +160,10 @@ fn bad(why: &str) -> Failure {
 }
 
 /// An object whose fields are taken out one by one; what is left over at the end is an error.
-struct Fields(Map<String, Value>);
+pub struct Fields(Map<String, Value>);
 
 impl Fields {
-    fn of(value: Value) -> Result<Self> {
+    pub fn of(value: Value) -> Result<Self> {
         match value {
             Value::Object(map) => Ok(Fields(map)),
             other => Err(bad(&format!("{other} is not an object"))),
@@ -151,11 +174,11 @@ impl Fields {
         self.0.contains_key(name)
     }
 
-    fn take(&mut self, name: &str) -> Result<Value> {
+    pub fn take(&mut self, name: &str) -> Result<Value> {
         self.0.remove(name).ok_or_else(|| bad(&format!("{name} is missing")))
     }
 
-    fn text(&mut self, name: &str) -> Result<String> {
+    pub fn text(&mut self, name: &str) -> Result<String> {
         text(self.take(name)?)
     }
 
@@ -171,14 +194,14 @@ impl Fields {
         u32::try_from(self.number(name)?).map_err(|_| bad(&format!("{name} is not an id")))
     }
 
-    fn list<T>(&mut self, name: &str, one: fn(Value) -> Result<T>) -> Result<Vec<T>> {
+    pub fn list<T>(&mut self, name: &str, one: fn(Value) -> Result<T>) -> Result<Vec<T>> {
         match self.take(name)? {
             Value::Array(items) => items.into_iter().map(one).collect(),
             _ => Err(bad(&format!("{name} is not a list"))),
         }
     }
 
-    fn end(self) -> Result<()> {
+    pub fn end(self) -> Result<()> {
         match self.0.keys().next() {
             Some(name) => Err(bad(&format!("unknown field {name}"))),
             None => Ok(()),
@@ -204,6 +227,8 @@ mod tests {
         for (old, new) in [
             ("\"env\":[]", "\"env\":[],\"x\":1"),
             ("\"env\":[]", "\"umask\":1"),
+            ("\"env\":[]", "\"env\":[],\"direct\":{\"config\":\"\",\"filter\":\"\"}"),
+            ("\"env\":[]", "\"env\":[],\"direct\":{\"config\":\"\",\"filter\":\"\",\"pid_file\":4,\"x\":1}"),
             ("{\"tmpfs\":1}", "{\"tmpfs\":1,\"image\":\"/x\"}"),
             ("{\"tmpfs\":1}", "{\"image\":\"/x\",\"fresh\":1}"),
             ("\"name\":\"root\"", "\"name\":\"root\",\"x\":1"),

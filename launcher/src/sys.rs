@@ -46,6 +46,15 @@ pub fn close_from(first: RawFd) -> Result<()> {
     check(done, "descriptors", "close_range").map(|_| ())
 }
 
+pub fn close_between(first: RawFd, last: RawFd) -> Result<()> {
+    if last < first {
+        return Ok(());
+    }
+    // SAFETY: the caller uses none of these any more.
+    let done = unsafe { libc::syscall(libc::SYS_close_range, first as u32, last as u32, 0u32) };
+    check(done, "descriptors", "close_range").map(|_| ())
+}
+
 /// Die with the daemon, also as the engine: nobody is left half made with no one to know of it. The engine's own children see
 /// their pipe close, and what has reached the sandbox's control group is found there.
 /// (Entering the control group ourselves would cost a grace period of the kernel, 10 ms and more.)
@@ -128,6 +137,90 @@ pub fn as_user<T>(uid: u32, gid: u32, look: impl FnOnce() -> Result<T>) -> Resul
         check(libc::setgroups(count as usize, groups.as_ptr()).into(), "bind", "setgroups")?;
         found
     }
+}
+
+/// Major and minor number of a character device; None for anything else.
+pub fn device(fd: &OwnedFd) -> Result<Option<(u32, u32)>> {
+    // SAFETY: stat is plain data.
+    let found = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        let done = libc::fstatat(fd.as_raw_fd(), c"".as_ptr(), &mut stat, libc::AT_EMPTY_PATH);
+        check(done.into(), "mount", "fstat")?;
+        stat
+    };
+    let is_one = found.st_mode & libc::S_IFMT == libc::S_IFCHR;
+    Ok(is_one.then(|| (libc::major(found.st_rdev), libc::minor(found.st_rdev))))
+}
+
+/// What is at a path, a link at its end followed; None if nothing is.
+pub fn file_kind(path: &CStr) -> Result<Option<u32>> {
+    // SAFETY: path is NUL-terminated; stat is plain data.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::stat(path.as_ptr(), &mut stat) == 0 {
+            return Ok(Some(stat.st_mode & libc::S_IFMT));
+        }
+    }
+    let failure = Failure::last("mount", path.to_string_lossy());
+    match failure.errno() {
+        Some(libc::ENOENT | libc::ENOTDIR) => Ok(None),
+        _ => Err(failure),
+    }
+}
+
+pub const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
+/// fork(2) with flags of clone3(2): 0 in the child.
+pub fn clone(flags: u64, signal: i32, group: Option<RawFd>) -> Result<i32> {
+    let mut args = [0u64; 11]; // struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, ... , cgroup at the end
+    args[0] = flags;
+    args[4] = signal as u64;
+    args[10] = group.map_or(0, |fd| fd as u64);
+    // SAFETY: this process has one thread, and the child goes on in a copy of its memory.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, args.as_ptr(), std::mem::size_of_val(&args)) };
+    check(pid, "process", "clone3")
+}
+
+pub fn wait(child: i32) {
+    // SAFETY: no status is asked for.
+    while unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } < 0 {
+        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            return;
+        }
+    }
+}
+
+/// Whether a child is no longer alive. It is not collected.
+pub fn has_ended(child: i32) -> bool {
+    // SAFETY: siginfo is plain data.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+        libc::waitid(libc::P_PID, child as u32, &mut info, flags) != 0 || info.si_pid() != 0
+    }
+}
+
+pub fn own_session() -> Result<()> {
+    // SAFETY: no pointers.
+    check(unsafe { libc::setsid() }.into(), "process", "setsid").map(|_| ())
+}
+
+pub fn set_host_name(name: &str) -> Result<()> {
+    // SAFETY: the length is that of the text.
+    check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }.into(), "process", "sethostname").map(|_| ())
+}
+
+pub fn write_all(fd: &OwnedFd, text: &[u8], step: &'static str) -> Result<()> {
+    // SAFETY: the buffer is as long as said.
+    let written = unsafe { libc::write(fd.as_raw_fd(), text.as_ptr().cast(), text.len()) };
+    if written as usize == text.len() {
+        return Ok(());
+    }
+    Err(Failure::last(step, "write"))
+}
+
+pub fn strings(list: &[String]) -> Result<Vec<CString>> {
+    list.iter().map(|text| c(text)).collect()
 }
 
 pub fn exec(argv: &[CString], env: &[CString]) -> std::io::Error {

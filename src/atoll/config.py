@@ -44,6 +44,12 @@ class Daemon(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
+class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How sandboxes are started."""
+
+    container_engine: Literal["auto", "runc", "crun", "direct"] = "auto"  # direct: the launcher itself; experimental
+
+
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What is held against the machine itself."""
 
@@ -68,10 +74,10 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     sandboxes: Sandboxes = Sandboxes()
     daemon: Daemon = Daemon()
     security: Security = Security()
+    backend: Backend = Backend()
     warm: Warm = Warm()
     egress: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
-    backend: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
     pool: dict[str, Any] = field(default_factory=dict)
 

@@ -182,7 +182,9 @@ def allow_many_files() -> None:
 def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     from atoll.backends.local import LocalBackend
 
-    return LocalBackend(home, refuse_old=settings is not None and settings.security.version_floor == "refuse")
+    settings = settings or config.Config()
+    refuse = settings.security.version_floor == "refuse"
+    return LocalBackend(home, refuse_old=refuse, engine=settings.backend.container_engine)
 
 
 def local_images(home: Path, settings: config.Config) -> Images:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle, children, disks, filters
+from atoll.backends.local import binaries, bundle, children, direct, disks, filters
 from atoll.backends.local.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.container import ContainerBox
 from atoll.backends.local.door import SOCKET, Door
@@ -147,13 +147,16 @@ class Assembly:
         stage = self._paths.stage()
         binds = [*self._own_binds(), *binds]
         inside = self._inside_config(stage, binds) if self._engine.inside else None
-        if inside is None:
-            (self._run / "config.json").write_bytes(self._config(stage, launcher, base))
+        config = self._config(stage, launcher, base) if inside is None else b""
+        if inside is None and not self._engine.direct:
+            (self._run / "config.json").write_bytes(config)
             passable(self._paths.engine / self._engine.name)
         self._step("bundle")
         networked = spec.network is not None or spec.network_later
         handed = self._listen if inside is None else self._pid_file
         sources = [self._agent] if inside is None else [self._agent, self._dial_directory]
+        if self._engine.direct:
+            sources.append(self._pid_file)
         with ExitStack() as stack:
             fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, handed, *sources)]
             order = {
@@ -165,15 +168,23 @@ class Assembly:
                 "mountpoints": list(bundle.MOUNTPOINTS)
                 + (["tmp"] if spec.read_only_root or self._engine.inside else []),
                 "read_only_root": spec.read_only_root,
-                "groups": [] if inside is None and not rootless else group.doors(),
+                "groups": self._doors(group),
                 "inside": inside,
                 "argv": self._engine.run(self._paths, spec.id, stage, networked=networked),
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             }
+            if self._engine.direct:
+                order["direct"] = direct.order(config, spec.seccomp, len(fds) - 1)
             status = await launcher.start(order, fds)
         if status.code != 0:
             said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
             raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
+
+    def _doors(self, group: Group) -> list[str]:
+        """The groups to be in before the engine starts; runc joins them itself."""
+        if self._engine.direct:
+            return direct.doors(self._backend.groups, self._spec.id)
+        return group.doors() if self._engine.inside or self._backend.standing.rootless else []
 
     def _disk(self) -> dict[str, Any]:
         if self._disk_in_memory:
@@ -182,21 +193,26 @@ class Assembly:
 
     def _config(self, stage: str, launcher: Launcher, base: int) -> bytes:
         spec = self._spec
-        users = self._run / "users"  # runc from 1.1.15 on takes the map of N for that of a path /proc/N/fd/M
-        users.unlink(missing_ok=True)
-        users.symlink_to(f"/proc/{launcher.pid}/fd/{USER_NS_FD}")
+        user_ns, net_ns = (direct.USER_NS, direct.NET_NS) if self._engine.direct else self._made_ahead(launcher)
         return bundle.configuration(
             root=f"{stage}/root",
             hostname=spec.hostname,
             base=base,
             count=self._backend.id_count,
-            user_ns=str(users),
-            net_ns=f"/proc/{launcher.pid}/fd/{NET_NS_FD}",
+            user_ns=user_ns,
+            net_ns=net_ns,
             cgroup=None if self._backend.standing.rootless else self._backend.groups.path(spec.id),
             filter=spec.seccomp,
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,
         )
+
+    def _made_ahead(self, launcher: Launcher) -> tuple[str, str]:
+        """The paths of the two namespaces that the launcher holds for an engine."""
+        users = self._run / "users"  # runc from 1.1.15 on takes the map of N for that of a path /proc/N/fd/M
+        users.unlink(missing_ok=True)
+        users.symlink_to(f"/proc/{launcher.pid}/fd/{USER_NS_FD}")
+        return str(users), f"/proc/{launcher.pid}/fd/{NET_NS_FD}"
 
     def _inside_config(self, stage: str, binds: list[dict[str, Any]]) -> str:
         spec = self._spec

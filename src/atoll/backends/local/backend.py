@@ -45,14 +45,19 @@ class LocalBackend:
     """Implements `contract.Backend` with an OCI engine."""
 
     def __init__(
-        self, home: Path | str, *, on_step: Callable[[str, str], None] | None = None, refuse_old: bool = False
+        self,
+        home: Path | str,
+        *,
+        on_step: Callable[[str, str], None] | None = None,
+        refuse_old: bool = False,
+        engine: str = "auto",
     ) -> None:
         self.standing = standing()
         self.paths = Paths(Path(home), plain_disks=self.standing.rootless)
         self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
         self.disks = Disks(self.paths.disks)
         self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
-        self.probes = Probes(self.paths, self._create, self.destroy, refuse_old=refuse_old)
+        self.probes = Probes(self.paths, self._create, self.destroy, refuse_old=refuse_old, engine=engine)
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
         self._boxes: dict[str, ContainerBox] = {}
         self._making: set[str] = set()

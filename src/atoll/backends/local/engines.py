@@ -1,7 +1,8 @@
 """The programs that run OCI bundles, and how each is called.
 
-runc and crun act from outside, as root, and move the sandbox into namespaces made ahead. gVisor's runsc is started inside
-those namespaces, as the sandbox's own root: neither its kernel nor its file server ever has a privileged id on the host.
+runc and crun act from outside, as root, and move the sandbox into namespaces made ahead. `direct` is no program of its own: the
+launcher starts the agent itself, from the same configuration that runc would get. gVisor's runsc is started inside those
+namespaces, as the sandbox's own root: neither its kernel nor its file server ever has a privileged id on the host.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from atoll.backends.local.paths import Paths
 
 RUNTIMES = {
     "gvisor": ("runsc-systrap", "runsc-ptrace"),
-    "container": ("runc", "crun"),
-}  # strongest first, and of each the engines in order of preference
+    "container": ("runc", "crun", "direct"),
+}  # strongest first, and of each the engines that there are
+AUTO = {**RUNTIMES, "container": ("runc", "crun")}  # those that are tried unasked, in order of preference
+DIRECT = "direct"
 ENGINES = tuple(name for names in RUNTIMES.values() for name in names)
 HANDED_FD = 3  # where the launcher leaves the agent's listening socket
 
@@ -32,8 +35,15 @@ class Engine:
         """Runs in the sandbox's own namespaces, with no right on the host."""
         return self.runtime == "gvisor"
 
+    @property
+    def direct(self) -> bool:
+        """The launcher is the engine."""
+        return self.name == DIRECT
+
     def run(self, paths: Paths, box: str, stage: str, *, networked: bool) -> list[str]:
         """Start the bundle, detached. `networked`: it has a network, or may be given one later."""
+        if self.direct:
+            return []
         return self._runsc(box, stage, networked) if self.inside else self._runc(paths, box)
 
     def _runc(self, paths: Paths, box: str) -> list[str]:
@@ -54,6 +64,11 @@ class Engine:
             *(f"--network={network}", "--host-uds=open", "--overlay2=none"),
             *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", box),
         ]
+
+
+def order_of(runtime: str, chosen: str = "auto") -> tuple[str, ...]:
+    """The engines to try for a runtime. `chosen` is the operator's for `container`; one that is named is never replaced."""
+    return (chosen,) if runtime == "container" and chosen != "auto" else AUTO[runtime]
 
 
 def program_of(engine: str) -> str:

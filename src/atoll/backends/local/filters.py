@@ -1,4 +1,4 @@
-"""The filter of system calls as a program for the kernel, for a sandbox whose agent installs it itself.
+"""The filter of system calls as a program for the kernel: for a sandbox whose agent installs it itself, and for the direct engine.
 
 gVisor builds the filter of an OCI configuration anew at each start, which takes longer than all of the agent's own start, and makes
 EPERM of every error such a filter names. Its kernel takes a ready program as any Linux does. The agent installs this one before it
@@ -7,14 +7,20 @@ listens to anybody, so everything that ever runs in the sandbox is under it.
 
 import errno
 import struct
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 from atoll.backends.local import seccomp
 from atoll.backends.local.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
+from atoll.errors import Unsupported
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _NUMBER_AT, _ARCH_AT, _ARGUMENT_AT = 0, 4, 16  # in the kernel's struct seccomp_data
+_KILL = 0
+_X32 = 0x4000_0000  # where the numbers of another way to call begin, on x86_64
+_NONE = 0xFFFF_FFFF  # no call at all, as a tracer sets it
 
 Step = tuple[int, int, int, int]
 Code = list[Step]
@@ -25,6 +31,7 @@ def _end(error: int = 0) -> Code:
 
 
 _REFUSE = _end(errno.EPERM)
+_KILLED: Code = [(_RETURN, 0, 0, _KILL)]
 
 
 @cache
@@ -38,6 +45,63 @@ def program(name: str = "default") -> bytes:
         *_choose(_ranges(_verdicts(name))),
     ]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+@cache
+def of_profile(name: str) -> bytes:
+    """The profile of an OCI configuration, as an engine with libseccomp makes a program of it: calls by the rules of another
+    architecture kill, and those that are newer than the newest one it names do not exist (ENOSYS), so that a libc falls back."""
+    profile = seccomp.profile(name)
+    default = _end(_error(profile["defaultAction"], profile["defaultErrnoRet"]))
+    verdicts = _rules(profile["syscalls"])
+    tail = [(max(verdicts) + 1, _end(errno.ENOSYS)), (_X32, _KILLED), (_NONE, default)]
+    steps: Code = [
+        (_LOAD, 0, 0, _ARCH_AT),
+        (_EQUAL, 1, 0, AUDIT_ARCHITECTURES[machine_name()]),
+        *_KILLED,
+        (_LOAD, 0, 0, _NUMBER_AT),
+        *_choose([*_ranges(verdicts, default)[:-1], *tail]),
+    ]
+    return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _rules(rules: Iterable[dict[str, Any]]) -> dict[int, Code]:
+    """By number. Only what our profiles have is understood; anything else is an error, never a rule left out."""
+    known, plain, judged = numbers(), {}, dict[str, list[dict[str, Any]]]()
+    for rule in rules:
+        if unknown := rule.keys() - {"names", "action", "args", "errnoRet"}:
+            raise Unsupported(f"a rule with {', '.join(sorted(unknown))}")
+        for call in rule["names"]:
+            if "args" in rule:
+                judged.setdefault(call, []).extend(rule["args"])
+                _require(rule["action"] == "SCMP_ACT_ALLOW" and len(rule["args"]) == 1, call)
+            elif call in known:
+                _require(known[call] not in plain, call)
+                plain[known[call]] = _end(_error(rule["action"], rule.get("errnoRet", errno.EPERM)))
+    for call, arguments in judged.items():
+        _require(known[call] not in plain, call)
+        plain[known[call]] = _judge(call, arguments)
+    return plain
+
+
+def _judge(call: str, arguments: list[dict[str, Any]]) -> Code:
+    """One of some values, or none of some bits, of the first argument."""
+    _require(all(argument["index"] == 0 for argument in arguments), call)
+    if all(argument["op"] == "SCMP_CMP_EQ" for argument in arguments):
+        return _one_of(tuple(argument["value"] for argument in arguments))
+    (argument,) = arguments
+    _require(argument["op"] == "SCMP_CMP_MASKED_EQ" and argument["valueTwo"] == 0, call)
+    return [(_LOAD, 0, 0, _ARGUMENT_AT), (_ANY_BIT, 0, 1, argument["value"]), *_REFUSE, *_end()]
+
+
+def _error(action: str, error: int) -> int:
+    _require(action in ("SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"), action)
+    return error if action == "SCMP_ACT_ERRNO" else 0
+
+
+def _require(met: bool, what: str) -> None:
+    if not met:
+        raise Unsupported(f"the filter of system calls says something about {what} that cannot be compiled here")
 
 
 def _verdicts(name: str) -> dict[int, Code]:
@@ -59,11 +123,11 @@ def _one_of(values: tuple[int, ...]) -> Code:
     ]
 
 
-def _ranges(verdicts: dict[int, Code]) -> list[tuple[int, Code]]:
+def _ranges(verdicts: dict[int, Code], default: Code = _REFUSE) -> list[tuple[int, Code]]:
     """(first number, what to do) for every stretch of numbers with the same answer."""
     found: list[tuple[int, Code]] = []
     for number in range(max(verdicts) + 2):
-        code = verdicts.get(number, _REFUSE)
+        code = verdicts.get(number, default)
         if not found or found[-1][1] != code:
             found.append((number, code))
     return found

@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import atoll
 from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
 from atoll.backends.local import binaries, floor
 from atoll.backends.local.container import ContainerBox
-from atoll.backends.local.engines import RUNTIMES, Engine, program_of
+from atoll.backends.local.engines import DIRECT, RUNTIMES, Engine, order_of, program_of
 from atoll.backends.local.paths import Paths
 from atoll.errors import AtollError
 from atoll.guest import ConnectionLost
@@ -29,6 +30,7 @@ log = logging.getLogger("atoll.backend")
 
 TIMEOUT = 30.0
 _FIXES = {"container": "install the package runc", "gvisor": "install the package runsc (gVisor), of 2024 or later"}
+_DIRECT_FIX = "leave [backend] container_engine out, and runc is used"
 
 Create = Callable[[BoxSpec, Engine], Awaitable[ContainerBox]]
 Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
@@ -37,7 +39,10 @@ Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 class Probes:
     """What was found out, kept on disk."""
 
-    def __init__(self, paths: Paths, create: Create, destroy: Destroy, *, refuse_old: bool = False) -> None:
+    def __init__(
+        self, paths: Paths, create: Create, destroy: Destroy, *, refuse_old: bool = False, engine: str = "auto"
+    ) -> None:
+        self._chosen = engine
         self._refuse_old = refuse_old
         self._warned: set[str] = set()
         self._paths = paths
@@ -49,11 +54,11 @@ class Probes:
     async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
         async with self._locks[runtime]:
-            tried = []
-            for name in RUNTIMES[runtime]:
+            tried: list[RuntimeStatus] = []
+            for name in order_of(runtime, self._chosen):
                 status = self._judged(await self._status(runtime, name))
                 if status.works:
-                    return status
+                    return _with_reason(status, tried)
                 tried.append(status)
             why = "; ".join(f"{status.engine}: {status.why}" for status in tried)
             return replace(tried[0], why=why)  # the preferred one is what there is to mend
@@ -72,13 +77,13 @@ class Probes:
 
     async def engine(self, runtime: str) -> Engine:
         status = await self.status(runtime)
-        program = binaries.system(program_of(status.engine))
+        program = _program(status.engine)
         if not status.works or program is None:
             raise AtollError(f"no engine works: {status.why}", hint=status.fix)
         return Engine(status.engine, program)
 
     async def _status(self, runtime: str, name: str) -> RuntimeStatus:
-        program = binaries.system(program_of(name))
+        program = _program(name)
         if program is None:
             return RuntimeStatus(runtime, False, "not installed", _FIXES[runtime], engine=name)
         if name not in self._found:
@@ -87,17 +92,17 @@ class Probes:
         return self._found[name]
 
     async def _try(self, engine: Engine, key: str) -> RuntimeStatus:
-        version, runtime = await version_of(engine.program), engine.runtime
+        version = atoll.__version__ if engine.direct else await version_of(engine.program)
+        runtime, fix = engine.runtime, _DIRECT_FIX if engine.direct else _FIXES[engine.runtime]
         try:
             async with asyncio.timeout(TIMEOUT):
                 await self._run_once(engine)
             status = RuntimeStatus(runtime, True, version=version, engine=engine.name)
         except TimeoutError:
             why = f"no answer within {TIMEOUT:.0f} s"
-            status = RuntimeStatus(runtime, False, why, _FIXES[runtime], version, engine.name)
+            status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
         except (AtollError, OSError, ConnectionLost) as error:
-            fix = getattr(error, "hint", "") or _FIXES[runtime]
-            status = RuntimeStatus(runtime, False, str(error), fix, version, engine.name)
+            status = RuntimeStatus(runtime, False, str(error), getattr(error, "hint", "") or fix, version, engine.name)
         self._remember(engine.name, key, status)
         return status
 
@@ -141,6 +146,16 @@ class Probes:
             if isinstance(value, dict):
                 return value
         return {}
+
+
+def _program(engine: str) -> str | None:
+    return str(binaries.launcher()) if engine == DIRECT else binaries.system(program_of(engine))
+
+
+def _with_reason(status: RuntimeStatus, tried: list[RuntimeStatus]) -> RuntimeStatus:
+    """Say why our own engine is not the one."""
+    refused = [f"{other.engine}: {other.why}" for other in tried if other.engine == DIRECT]
+    return replace(status, warning="; ".join(filter(None, [status.warning, *refused])))
 
 
 def new_id() -> str:
