@@ -117,6 +117,19 @@ async def test_late_writes_are_seen_by_every_question(tmp_path: Path) -> None:
     again.close()
 
 
+@pytest.mark.parametrize("text", ["plain", "é\U0001f600\0", "half a pair \ud800", "a byte \udce9"])
+def test_any_text_in_a_record_is_read_back(tmp_path: Path, text: str) -> None:
+    store = Store(tmp_path / "state.db")
+    row = {"id": "s", "owner": "me", "name": None, "state": "stopped", "runtime": "container", "image": "host",
+           "spec": {"labels": {"a": text}}, "created_at": 1.0, "last_active": 1.0,
+           "record": {"limits": {"pids": 3}, "policy": {"x": text}, "box": {"y": text}}}  # fmt: skip
+    store.add_sandbox(row, [], 9)
+    found, (listed,) = store.sandbox("s"), store.list_sandboxes("me", ("stopped",), None)
+    assert found is not None and found["record"] == row["record"] and found["spec"] == row["spec"] == listed["spec"]
+    assert (listed["record"]["limits"], listed["record"]["policy"]) == ({"pids": 3}, {"x": text})
+    store.close()
+
+
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     Store(tmp_path / "db").close()
     with sqlite3.connect(tmp_path / "db") as db:

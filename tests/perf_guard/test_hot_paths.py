@@ -117,6 +117,24 @@ async def test_a_late_write_is_not_waited_for_by_the_next_exec() -> None:
         assert len(statements) == 1, statements
 
 
+async def test_a_list_is_one_statement_and_decodes_a_policy_once() -> None:
+    """However many sandboxes there are: what they have in common is decoded for the first and shared by the others."""
+    who = local(os.geteuid(), os.getegid())
+    async with plain_core() as core:
+        for number in range(4):
+            await core.sandboxes.create(who, CreateSandbox(name=f"n{number}", network=False))
+        statements: list[str] = []
+        core.store._db.set_trace_callback(statements.append)
+        found = await core.sandboxes.list(who)
+        core.store._db.set_trace_callback(None)
+        assert [info.name for info in found] == ["n0", "n1", "n2", "n3"]
+        assert len(statements) == 1, statements
+        assert all(info.policy is found[0].policy and info.limits is found[0].limits for info in found)
+        for info in found:
+            one = await core.sandboxes.get(who, info.id)
+            assert (info.policy, info.limits, info.labels) == (one.policy, one.limits, one.labels)
+
+
 async def test_a_fresh_disk_is_small(tmp_path: Path) -> None:
     """Of the default size: it is copied at every create, and a thousand sandboxes have a thousand of them."""
     if os.geteuid() != 0 and shutil.which("mkfs.ext4") is None:

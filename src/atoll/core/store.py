@@ -5,7 +5,6 @@ something that belongs to somebody takes the owner in the query itself.
 """
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atoll import errors
+from atoll.core.columns import Row as Row
+from atoll.core.columns import decoded, packed, shown
 
 LIVE = ("creating", "running", "paused", "stopping", "stopped", "ending")
 MAX_EVENTS = 10_000
@@ -54,8 +53,6 @@ _MIGRATIONS = (
     """,
     "CREATE INDEX sandbox_parent ON sandbox(parent_id) WHERE parent_id IS NOT NULL",
 )
-
-Row = dict[str, Any]
 
 
 class Store:
@@ -112,11 +109,11 @@ class Store:
         self._db.execute("COMMIT")
 
     def _rows(self, query: str, *values: Any) -> list[Row]:
-        return [_plain(row) for row in self._db.execute(query, values)]
+        return [decoded(row) for row in self._db.execute(query, values)]
 
     def _row(self, query: str, *values: Any) -> Row | None:
         row = self._db.execute(query, values).fetchone()
-        return None if row is None else _plain(row)
+        return None if row is None else decoded(row)
 
     # Sandboxes
 
@@ -127,7 +124,7 @@ class Store:
                 raise errors.Exhausted(f"there are {limit} sandboxes already", hint="destroy some, or raise max_count")
             columns = ", ".join(row)
             marks = ", ".join("?" * len(row))
-            values = [_json(v) if isinstance(v, dict) else v for v in row.values()]
+            values = [packed(v) if isinstance(v, dict) else v for v in row.values()]
             try:
                 self._db.execute(f"INSERT INTO sandbox({columns}) VALUES({marks})", values)
             except sqlite3.IntegrityError:
@@ -151,7 +148,7 @@ class Store:
 
     def update_sandbox(self, sandbox: str, **values: Any) -> None:
         names = ", ".join(f"{key} = ?" for key in values)
-        plain = [_json(v) if isinstance(v, dict) else v for v in values.values()]
+        plain = [packed(v) if isinstance(v, dict) else v for v in values.values()]
         self._db.execute(f"UPDATE sandbox SET {names} WHERE id = ?", (*plain, sandbox))
 
     def finish_create(self, sandbox: str, **values: Any) -> None:
@@ -216,12 +213,15 @@ class Store:
         return self._row("SELECT * FROM sandbox WHERE id = ?", sandbox)
 
     def list_sandboxes(self, owner: str, states: tuple[str, ...], name: str | None) -> list[Row]:
+        """Rows whose records hold what is shown of them and no more; parts that are equal are the same object."""
         marks = ", ".join("?" * len(states))
         query = f"SELECT * FROM sandbox WHERE owner = ? AND state IN ({marks})"
         values: list[Any] = [owner, *states]
         if name is not None:
             query, values = query + " AND name = ?", [*values, name]
-        return self._rows(query + " ORDER BY created_at, id LIMIT 10000", *values)
+        found = self._db.execute(query + " ORDER BY created_at, id LIMIT 10000", values)
+        seen: dict[bytes, Any] = {}
+        return [decoded({**row, "record": shown(row["record"], seen)}) for row in found]
 
     def children(self, sandbox: str) -> list[Row]:
         """Its sub-agents that have not ended."""
@@ -254,11 +254,11 @@ class Store:
                 (
                     sandbox,
                     command,
-                    _json(row["argv"]),
+                    packed(row["argv"]),
                     row["language"],
                     int(row["background"]),
                     row["body"],
-                    _json(row["spec"]),
+                    packed(row["spec"]),
                     None,
                     row["started_at"],
                 ),
@@ -280,7 +280,7 @@ class Store:
 
     def update_command(self, sandbox: str, command: str, **values: Any) -> None:
         names = ", ".join(f"{key} = ?" for key in values)
-        plain = [_json(v) if isinstance(v, dict) else v for v in values.values()]
+        plain = [packed(v) if isinstance(v, dict) else v for v in values.values()]
         self._db.execute(f"UPDATE command SET {names} WHERE sandbox_id = ? AND id = ?", (*plain, sandbox, command))
 
     def drop_command(self, sandbox: str, command: str) -> None:
@@ -311,7 +311,7 @@ class Store:
     def add_event(self, sandbox: str, owner: str, kind: str, data: dict[str, Any]) -> int:
         cursor = self._db.execute(
             "INSERT INTO event(sandbox_id, owner, at, kind, data) VALUES(?, ?, ?, ?, ?)",
-            (sandbox, owner, time.time(), kind, _json(data)),
+            (sandbox, owner, time.time(), kind, packed(data)),
         )
         seq = int(cursor.lastrowid or 0)
         if seq % 1000 == 0:
@@ -341,7 +341,7 @@ class Store:
     # Approvals
 
     def add_approval(self, row: Row) -> None:
-        values = [_json(v) if isinstance(v, list) else v for v in row.values()]
+        values = [packed(v) if isinstance(v, list) else v for v in row.values()]
         marks = ", ".join("?" * len(row))
         self._db.execute(f"INSERT INTO approval({', '.join(row)}) VALUES({marks})", values)
 
@@ -376,21 +376,3 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
-
-
-def _json(value: Any) -> str:
-    try:
-        return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # half a surrogate pair, which only the slower way can write
-        return json.dumps(value)
-
-
-_JSON = ("spec", "record", "exit", "data", "argv", "sessions")
-
-
-def _plain(row: sqlite3.Row) -> Row:
-    plain = dict(row)
-    for key in _JSON:
-        if isinstance(plain.get(key), str):
-            plain[key] = json.loads(plain[key])
-    return plain
