@@ -11,16 +11,19 @@ import ipaddress
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from ..backends.local.rootless import standing
 from ..errors import PermissionDenied, Unauthenticated
 from .access import Principal, local
 from .keys import Key, Keys
 from .ratelimit import DEFAULTS, Class, Limiter, Rate
 
 NOBODY = 65534
+BROKER = b"atoll.egress.broker"  # in the command line of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,13 @@ def bearer_of(header: str | None) -> str | None:
 def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
     """The uid that owns the client's end of a loopback connection, from /proc/net/tcp; None when it cannot be told.
 
-    Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else.
+    Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else. What the egress
+    broker carries for a sandbox is nobody's, also where the broker has to run as the daemon's own user.
     """
     if not (_is_loopback(theirs[0]) and _is_loopback(ours[0])):
         return None
     wanted = {(_hex_address(theirs, mapped), _hex_address(ours, mapped)) for mapped in (False, True)}
-    owners = set()
+    owners, inodes = set(), set()
     for table in ("tcp", "tcp6"):
         try:
             lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
@@ -146,7 +150,23 @@ def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None
             # State 01 is ESTABLISHED; an inode of 0 is an orphan, whose uid says nothing.
             if len(fields) > 9 and fields[3] == "01" and fields[9] != "0" and (fields[1], fields[2]) in wanted:
                 owners.add(int(fields[7]))
-    return owners.pop() if len(owners) == 1 else None
+                inodes.add(fields[9])
+    if len(owners) != 1 or (standing().rootless and _is_brokers(inodes)):
+        return None
+    return owners.pop()
+
+
+def _is_brokers(inodes: set[str]) -> bool:
+    """Whether a broker holds one of these sockets. Only those of this daemon's own namespace can be looked into."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and BROKER in (process / "cmdline").read_bytes():
+                for descriptor in (process / "fd").iterdir():
+                    with suppress(OSError):
+                        if os.readlink(descriptor) in wanted:
+                            return True
+    return False
 
 
 def _hex_address(end: tuple[str, int], mapped: bool) -> str:
