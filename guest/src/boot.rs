@@ -69,7 +69,9 @@ impl Boot {
             let is = |key: &str| warm.get(key).and_then(serde_json::Value::as_bool).unwrap_or(false);
             let names = warm.get("preload").and_then(|v| v.as_array()).into_iter().flatten();
             let preload = names.filter_map(|name| name.as_str()).map(str::to_owned).collect();
-            boot.warm = Wish { python: is("python"), early: is("early"), preload };
+            let memory_mb = warm.get("memory_mb").and_then(serde_json::Value::as_u64).unwrap_or(0);
+            let (node, node_early) = (is("node"), is("node_early"));
+            boot.warm = Wish { python: is("python"), early: is("early"), preload, node, node_early, memory_mb };
         }
         if let Some(program) = root.get("filter").filter(|v| !v.is_null()) {
             let program = program.as_str().and_then(filter::parse);

@@ -15,6 +15,8 @@ use crate::shim::{self, Shim};
 use crate::spec::{self, Spec, SpecFds};
 use crate::{place, sys};
 
+pub mod node;
+
 const PYTHON: &str = include_str!("warm/python.py");
 /// Executes what the agent has put into descriptor 0, and leaves nothing of it in `__main__`.
 const FIRST_LINE: &CStr = c"exec(__import__('os').read(0,1<<17),{})";
@@ -41,6 +43,11 @@ pub struct Wish {
     /// Start at once, not after the first run.
     pub early: bool,
     pub preload: Vec<String>,
+    pub node: bool,
+    /// Start a Node at once, not after the first run of one.
+    pub node_early: bool,
+    /// What the sandbox may use.
+    pub memory_mb: u64,
 }
 
 /// A started interpreter that makes spares.

@@ -62,6 +62,8 @@ class Warm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
     python: bool = True
     pool: bool = True  # also in sandboxes nobody has claimed yet
+    node: bool = True  # in a claimed sandbox, from its first run of Node on
+    node_pool: bool = False  # also in sandboxes nobody has claimed yet
     preload: list[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$", max_length=100)]] = field(
         default_factory=list
     )

@@ -63,7 +63,7 @@ impl Agent {
             ("uptime_ms", (self.started.elapsed().as_millis() as u64).into()),
             ("procs", (procs as u64).into()),
             ("mem_kb", (pages * proctree::page_kb()).into()),
-            ("warm", self.warm.value()),
+            ("warm", self.warm.value(self.node.value())),
             ("agent_rss_kb", (agent * proctree::page_kb()).into()),
             (
                 "disk",

@@ -10,6 +10,7 @@ mod ops;
 mod pump;
 mod records;
 mod running;
+mod waiting;
 mod warming;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
@@ -30,6 +31,7 @@ use crate::procs::Proc;
 use crate::shim::Shim;
 use crate::sys::{self, Poll, IN};
 use crate::wire::{self, Kind};
+use waiting::NodeWarm;
 use warming::Warm;
 
 pub const FEATURES: &[&str] =
@@ -71,6 +73,8 @@ pub enum Timer {
     Start(u32),
     Warm,
     WarmLook,
+    Node,
+    NodeLook,
     Hello(u32),
     Dial,
     Deadline,
@@ -118,6 +122,7 @@ pub struct Agent {
     past_order: VecDeque<u64>,
     spare: Option<Shim>,
     warm: Warm,
+    node: NodeWarm,
     timers: BTreeSet<(Instant, Timer)>,
     pub deadline: Option<Instant>,
     oom_kills: Option<u64>,
@@ -173,6 +178,7 @@ impl Agent {
             past_order: VecDeque::new(),
             spare: None,
             warm: Warm::new(boot.warm.clone()),
+            node: NodeWarm::default(),
             timers: BTreeSet::new(),
             deadline: None,
             oom_kills: running::read_oom_kills(),
@@ -185,6 +191,7 @@ impl Agent {
             agent.at(now, Timer::Dial);
         }
         agent.warm_early();
+        agent.node_early();
         Ok(agent)
     }
 
@@ -249,6 +256,8 @@ impl Agent {
                 Timer::Start(key) => self.on_start_timeout(key),
                 Timer::Warm => self.on_warm_timer(),
                 Timer::WarmLook => self.on_warm_look(),
+                Timer::Node => self.on_node_timer(),
+                Timer::NodeLook => self.on_node_look(),
                 Timer::Hello(id) => self.drop_pending(id),
                 Timer::Dial => self.dial(),
                 Timer::Deadline => {

@@ -1,6 +1,6 @@
 //! The operations of the protocol that the event loop does itself; those on files go to threads.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use rmpv::Value;
@@ -14,7 +14,9 @@ use crate::op::{map, OpError, Req};
 use crate::pipes::{Out, Stdin, STDIN_WINDOW};
 use crate::procs::Proc;
 use crate::shim::{self, Report};
+use crate::spec::Spec;
 use crate::sys;
+use crate::warm::node::{Begun, Waiting};
 use crate::warm::Spare;
 use crate::wire;
 
@@ -89,7 +91,8 @@ impl Agent {
         }
         let plan = self.launcher.plan(req)?;
         let warm = self.take_warm(&plan);
-        let (proc, born) = start(plan, warm, || self.spare.take())?;
+        let node = self.take_node(&plan);
+        let (proc, born, by_node) = start(plan, warm, node, || self.spare.take())?;
         let stdin = proc.stdin.is_some();
         let detached = proc.detached;
         let key = self.add_proc(proc);
@@ -100,7 +103,11 @@ impl Agent {
         self.streams.insert(stream, Stream::View(view(key, true)));
         if born > 0 {
             self.on_started(key, born);
-            self.warm_used();
+        }
+        match by_node {
+            true => self.node_used(),
+            false if born > 0 => self.warm_used(),
+            false => {}
         }
         Ok(None)
     }
@@ -239,35 +246,19 @@ fn view(key: u32, owner: bool) -> View {
     }
 }
 
-/// Makes pipes or a terminal and hands everything to a warm interpreter, whose pid is known, or else to a shim.
-fn start(plan: Plan, warm: Option<Spare>, spare: impl FnOnce() -> Option<shim::Shim>) -> Result<(Proc, i32), OpError> {
-    let exhausted = |e: std::io::Error| OpError { code: "exhausted", ..OpError::from(e).at("cannot start") };
-    let mut stdin = None;
-    let (fds, outs) = if let Some(size) = plan.pty {
-        let (master, slave) = launch::open_pty(size, plan.spec.user.as_ref().map(|u| u.0))?;
-        let copy = || sys::dup(slave.as_raw_fd()).map_err(exhausted);
-        stdin = Some(Stdin::new(sys::dup(master.as_raw_fd()).map_err(exhausted)?));
-        ([copy()?, copy()?, copy()?, plan.cwd], [Out::new(Some(master), plan.ring), Out::new(None, 4096)])
-    } else {
-        let (out_read, out_write) = sys::pipe().map_err(exhausted)?;
-        let (err_read, err_write) = sys::pipe().map_err(exhausted)?;
-        let input = if plan.stdin {
-            let (read, write) = sys::pipe().map_err(exhausted)?;
-            sys::set_nonblocking(write.as_raw_fd()).map_err(exhausted)?;
-            stdin = Some(Stdin::new(write));
-            read
-        } else {
-            sys::open(c"/dev/null", libc::O_RDONLY).map_err(exhausted)?
-        };
-        sys::set_nonblocking(out_read.as_raw_fd()).map_err(exhausted)?;
-        sys::set_nonblocking(err_read.as_raw_fd()).map_err(exhausted)?;
-        let outs = [Out::new(Some(out_read), plan.ring), Out::new(Some(err_read), plan.ring)];
-        ([input, out_write, err_write, plan.cwd], outs)
+/// Hands everything to a Node that waits, or to a warm Python, or else to a shim. The pid, where it is known already, and
+/// whether it was the Node.
+fn start(
+    plan: Plan,
+    warm: Option<Spare>,
+    node: Option<Waiting>,
+    spare: impl FnOnce() -> Option<shim::Shim>,
+) -> Result<(Proc, i32, bool), OpError> {
+    let (begun, by_node) = match node.and_then(|node| node.give(&plan)) {
+        Some(begun) => (begun, true),
+        None => (begin(&plan.spec, plan.cwd, (plan.pty, plan.stdin, plan.ring), warm, spare)?, false),
     };
-    let (shim, born) = match warm.filter(|w| w.give(&plan.spec, plan.stdin, &fds).is_ok()) {
-        Some(warm) => (warm.shim, warm.main),
-        None => (shim::launch(spare(), &plan.spec, fds).map_err(exhausted)?, 0),
-    };
+    let Begun { shim, main: born, outs, stdin } = begun;
     let started_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     let proc = Proc {
         key: 0,
@@ -298,5 +289,43 @@ fn start(plan: Plan, warm: Option<Spare>, spare: impl FnOnce() -> Option<shim::S
         forgotten: false,
         reported: plan.detach,
     };
-    Ok((proc, born))
+    Ok((proc, born, by_node))
+}
+
+/// Makes pipes or a terminal and starts with them.
+fn begin(
+    spec: &Spec,
+    cwd: OwnedFd,
+    (pty, with_stdin, ring): (Option<launch::Size>, bool, usize),
+    warm: Option<Spare>,
+    spare: impl FnOnce() -> Option<shim::Shim>,
+) -> Result<Begun, OpError> {
+    let exhausted = |e: std::io::Error| OpError { code: "exhausted", ..OpError::from(e).at("cannot start") };
+    let mut stdin = None;
+    let (fds, outs) = if let Some(size) = pty {
+        let (master, slave) = launch::open_pty(size, spec.user.as_ref().map(|u| u.0))?;
+        let copy = || sys::dup(slave.as_raw_fd()).map_err(exhausted);
+        stdin = Some(Stdin::new(sys::dup(master.as_raw_fd()).map_err(exhausted)?));
+        ([copy()?, copy()?, copy()?, cwd], [Out::new(Some(master), ring), Out::new(None, 4096)])
+    } else {
+        let (out_read, out_write) = sys::pipe().map_err(exhausted)?;
+        let (err_read, err_write) = sys::pipe().map_err(exhausted)?;
+        let input = if with_stdin {
+            let (read, write) = sys::pipe().map_err(exhausted)?;
+            sys::set_nonblocking(write.as_raw_fd()).map_err(exhausted)?;
+            stdin = Some(Stdin::new(write));
+            read
+        } else {
+            sys::open(c"/dev/null", libc::O_RDONLY).map_err(exhausted)?
+        };
+        sys::set_nonblocking(out_read.as_raw_fd()).map_err(exhausted)?;
+        sys::set_nonblocking(err_read.as_raw_fd()).map_err(exhausted)?;
+        let outs = [Out::new(Some(out_read), ring), Out::new(Some(err_read), ring)];
+        ([input, out_write, err_write, cwd], outs)
+    };
+    let (shim, main) = match warm.filter(|w| w.give(spec, with_stdin, &fds).is_ok()) {
+        Some(warm) => (warm.shim, warm.main),
+        None => (shim::launch(spare(), spec, fds).map_err(exhausted)?, 0),
+    };
+    Ok(Begun { shim, main, outs, stdin })
 }

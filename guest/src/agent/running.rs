@@ -29,7 +29,7 @@ impl Agent {
     /// Processes that are the agent's own and not the sandbox's.
     pub(super) fn shim_pids(&self) -> HashSet<i32> {
         let shims = self.procs.values().map(|p| p.shim).chain(self.spare.as_ref().map(|s| s.pid));
-        shims.chain(self.warm.pids()).filter(|pid| *pid > 0).collect()
+        shims.chain(self.warm.pids()).chain(self.node.pids()).filter(|pid| *pid > 0).collect()
     }
 
     pub(super) fn add_proc(&mut self, mut proc: Proc) -> u32 {
@@ -234,7 +234,7 @@ impl Agent {
                 self.spare = None;
                 continue;
             }
-            if self.warm_reaped(pid, status) {
+            if self.warm_reaped(pid, status) || self.node_reaped(pid) {
                 continue;
             }
             let shim = self.procs.values().find(|p| p.shim == pid).map(|p| p.key);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rmpv::Value;
 
-use super::{token, Agent, Timer};
+use super::{token, waiting, Agent, Timer};
 use crate::launch::Plan;
 use crate::op::{map, OpError, Req};
 use crate::proctree;
@@ -30,7 +30,7 @@ const SPARE: u32 = 1;
 /// What is warm in this sandbox.
 #[derive(Default)]
 pub struct Warm {
-    wish: Wish,
+    pub wish: Wish,
     zygote: Option<Zygote>,
     spare: Option<Spare>,
     /// The interpreter to start when it is quiet.
@@ -54,12 +54,13 @@ impl Warm {
         self.zygote.iter().map(|z| z.pid).chain(spare)
     }
 
-    pub fn value(&self) -> Value {
+    pub fn value(&self, node: Value) -> Value {
         map([
             ("hits", self.hits.into()),
             ("misses", self.misses.into()),
             ("ready", self.spare.as_ref().is_some_and(|s| s.main > 0).into()),
             ("deaths", self.deaths.into()),
+            ("node", node),
         ])
     }
 }
@@ -77,8 +78,9 @@ impl Agent {
             Some(fields) => wish(&Req::new(fields.clone()))?,
             None => self.warm.wish.clone(),
         };
-        let same = wish.python == self.warm.wish.python && wish.preload == self.warm.wish.preload;
-        self.warm.wish = wish;
+        let old = std::mem::replace(&mut self.warm.wish, wish);
+        let same = old.python == self.warm.wish.python && old.preload == self.warm.wish.preload;
+        self.node_changed(old.node == self.warm.wish.node);
         let plain = self.launcher.plain()?.env;
         let fits = same && self.warm.zygote.as_ref().is_none_or(|z| z.suits(&plain, false));
         if !fits {
@@ -120,8 +122,11 @@ impl Agent {
     }
 
     pub(super) fn on_warm(&mut self, id: u32) {
-        if id == SPARE {
-            return self.on_spare();
+        match id {
+            SPARE => return self.on_spare(),
+            waiting::CONTROL => return self.on_node_control(),
+            waiting::VOICE => return self.on_node_voice(),
+            _ => {}
         }
         let Some(zygote) = &mut self.warm.zygote else { return };
         let fd = zygote.control.as_raw_fd();
@@ -210,7 +215,7 @@ impl Agent {
         }
         let spare = self.warm.spare.take_if(|s| s.main > 0)?;
         self.poll.set(spare.shim.control.as_raw_fd(), token::of(token::WARM, SPARE), IN, 0);
-        if self.is_sound(&spare) {
+        if self.is_sound(spare.shim.pid, spare.main) {
             return Some(spare);
         }
         self.order_spare(true);
@@ -219,8 +224,7 @@ impl Agent {
 
     /// What a spare says of itself comes from an interpreter of the sandbox, which may have been made to lie: a shim that is no
     /// child of ours would never be reaped, and its run never be over. One that was stopped would not begin, and is ended.
-    fn is_sound(&self, spare: &Spare) -> bool {
-        let (shim, main) = (spare.shim.pid, spare.main);
+    pub(super) fn is_sound(&self, shim: i32, main: i32) -> bool {
         let child = |pid: i32, parent: i32| proctree::look(pid).filter(|e| e.ppid == parent && !e.is_dead());
         if shim <= 1 || self.shim_pids().contains(&shim) {
             return false;
@@ -294,5 +298,8 @@ pub fn wish(fields: &Req) -> Result<Wish, OpError> {
         python: fields.opt_bool("python", false)?,
         early: fields.opt_bool("early", false)?,
         preload: preload.filter(is_name).collect(),
+        node: fields.opt_bool("node", false)?,
+        node_early: fields.opt_bool("node_early", false)?,
+        memory_mb: fields.opt_u64("memory_mb")?.unwrap_or(0),
     })
 }

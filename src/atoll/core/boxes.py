@@ -28,6 +28,7 @@ from atoll.model import CreateSandbox
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
 AGENT_TIMEOUT = 30.0
 WARM_MEMORY_MB, WARM_PIDS = 128, 32  # the least a sandbox must have to keep an interpreter waiting
+NODE_MEMORY_MB, NODE_PIDS = 256, 128  # the same for a Node; the agent also looks at what is in use
 TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
 
 
@@ -102,7 +103,15 @@ class Boxes:
         """In a sandbox with little room a waiting interpreter would be in the way."""
         warm = self._config.warm
         roomy = limits.memory_mb >= WARM_MEMORY_MB and limits.pids >= WARM_PIDS
-        return {"python": warm.python and roomy, "preload": warm.preload, "pool": warm.pool}
+        ample = limits.memory_mb >= NODE_MEMORY_MB and limits.pids >= NODE_PIDS
+        return {
+            "python": warm.python and roomy,
+            "preload": warm.preload,
+            "pool": warm.pool,
+            "node": warm.node and ample,
+            "node_pool": warm.node_pool,
+            "memory_mb": limits.memory_mb,
+        }
 
     async def prewarm(self) -> None:
         """Keep spares of the default sandbox from now on."""

@@ -272,7 +272,8 @@ def _blank(shelf: Shelf) -> BoxSpec:
     """The same kind of sandbox with nothing of the caller it was first made for."""
     made, pattern = new_id(), shelf.pattern
     warm = pattern.boot.get("warm", {})
-    boot = {"env": dict(shelf.env), "deadline_ms": None, "warm": {**warm, "early": warm.get("pool", False)}}
+    early = {"early": warm.get("pool", False), "node_early": warm.get("node_pool", False)}
+    boot = {"env": dict(shelf.env), "deadline_ms": None, "warm": {**warm, **early}}
     return BoxSpec(
         id=made, rootfs=pattern.rootfs, runtime=pattern.runtime, limits=pattern.limits, hostname=f"sandbox-{made[:12]}",
         boot=boot, network_later=True, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp,
