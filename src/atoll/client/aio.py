@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 PIECE = 262_144
+FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own
 SMALL = 16_384  # fits the socket's buffer, so sending never waits for the peer
 
 
@@ -199,7 +200,7 @@ async def _head(sock: socket.socket, parser: ResponseParser) -> None:
 
 
 async def _receive(sock: socket.socket, parser: ResponseParser) -> None:
-    data = await asyncio.get_running_loop().sock_recv(sock, PIECE)
+    data = await asyncio.get_running_loop().sock_recv(sock, PIECE if parser.head is not None else FIRST_PIECE)
     if data:
         parser.feed(data)
     else:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .calls import Call
 
 PIECE = 262_144
+FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own
 _MSG_DONTWAIT = 0x40
 _MSG_NOSIGNAL = 0x4000
 
@@ -155,7 +156,7 @@ def _own(body: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _receive(sock: Socket, parser: ResponseParser) -> None:
-    data = sock.recv(PIECE)
+    data = sock.recv(PIECE if parser.head is not None else FIRST_PIECE)
     if data:
         parser.feed(data)
     else:

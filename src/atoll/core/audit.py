@@ -6,15 +6,19 @@ the newest hash is therefore also kept in `audit.head`, written after each appen
 its head says so in a record of its own (`audit.gap`), which every later `verify` reports.
 """
 
+import asyncio
 import errno
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+log = logging.getLogger("atoll.audit")
 
 GENESIS = "0" * 64
 _ROTATE_BYTES = 64 << 20
@@ -50,7 +54,8 @@ class Audit:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._due: list[dict[str, Any]] = []  # ends that are being answered
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = directory / "audit.jsonl"
         self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,45 +64,39 @@ class Audit:
         self._seq, self._head = self._resume()
         self._compare()
 
-    def record(
-        self,
-        who: str,
-        action: str,
-        sandbox: str = "",
-        result: str = "ok",
-        *,
-        source: str = "",
-        of: int = 0,
-        **details: Any,
-    ) -> int:
-        """Append one record; it is in the file when this returns. `of` is the number of the record whose end this tells."""
+    def record(self, who: str, action: str, sandbox: str = "", result: str = "ok", **record: Any) -> int:
+        """Append one record, as `_add` takes it; it is in the file when this returns."""
         with self._lock:
-            body = _encode(
-                {
-                    "seq": self._seq + 1,
-                    "at": round(time.time(), 3),
-                    "who": who,
-                    "action": action,
-                    "sandbox": sandbox,
-                    "result": result,
-                    "source": source,
-                    **({"of": of} if of else {}),
-                    "details": _short(details),
-                }
-            )
-            head = _digest(self._head, body)
-            line = f'{{"hash":"{head}","record":{body}}}\n'.encode()
-            self._append(line)
-            self._seq, self._head = self._seq + 1, head
-            self._size += len(line)
-            self._write_head()
-            if self._size > _ROTATE_BYTES:
-                self._rotate()
-            return self._seq
+            self._catch_up()
+            return self._add(who, action, sandbox, result, **record)
+
+    def record_end(self, **record: Any) -> None:
+        """Append how an action ended that has its record already, behind the answer that is just being given: before
+        anything else is recorded, read or verified. A daemon killed in between leaves an action whose end is not known."""
+        self._due.append({**record, "at": time.time()})
+        asyncio.get_running_loop().call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        try:
+            with self._lock:
+                self._catch_up()
+        except OSError as error:  # the next action finds out too, and is refused
+            log.error("the audit log cannot be written: %s", error)
+
+    def _catch_up(self) -> None:
+        while self._due:
+            ended = self._due.pop(0)
+            try:
+                self._add(**ended)
+            except BaseException:
+                self._due.insert(0, ended)
+                raise
 
     @property
     def seq(self) -> int:
         """The number of the newest record."""
+        with self._lock:
+            self._catch_up()
         return self._seq
 
     def files(self) -> list[Path]:
@@ -106,6 +105,7 @@ class Audit:
         return [*old, self._path]
 
     def read(self, *, sandbox: str = "", who: str = "", after: int = 0) -> Iterator[dict[str, Any]]:
+        self._end_turn()
         for path in self.files():
             with open(path, encoding="utf-8") as lines:
                 for line in lines:
@@ -118,11 +118,49 @@ class Audit:
     def verify(self) -> Verdict:
         """Walk the whole chain."""
         with self._lock:
+            self._catch_up()
             return verify(self._directory)
 
     def close(self) -> None:
+        self._end_turn()
         os.close(self._fd)
         os.close(self._head_fd)
+
+    def _add(
+        self,
+        who: str,
+        action: str,
+        sandbox: str = "",
+        result: str = "ok",
+        *,
+        source: str = "",
+        of: int = 0,
+        at: float | None = None,
+        **details: Any,
+    ) -> int:
+        """`of` is the number of the record whose end this tells."""
+        body = _encode(
+            {
+                "seq": self._seq + 1,
+                "at": round(time.time() if at is None else at, 3),
+                "who": who,
+                "action": action,
+                "sandbox": sandbox,
+                "result": result,
+                "source": source,
+                **({"of": of} if of else {}),
+                "details": _short(details),
+            }
+        )
+        head = _digest(self._head, body)
+        line = f'{{"hash":"{head}","record":{body}}}\n'.encode()
+        self._append(line)
+        self._seq, self._head = self._seq + 1, head
+        self._size += len(line)
+        self._write_head()
+        if self._size > _ROTATE_BYTES:
+            self._rotate()
+        return self._seq
 
     def _append(self, line: bytes) -> None:
         """All of it or nothing: on a full disk half a line would spoil the next record too."""

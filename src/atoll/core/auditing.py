@@ -109,7 +109,7 @@ class Auditing:
         if not entry["sandbox"] and isinstance(made, str):
             entry = {**entry, "sandbox": made}
         code = getattr(answer, "exit_code", None)
-        self._write(**entry, result=result, **({} if code is None else {"exit_code": code}))
+        self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
 
     def _write(self, **record: Any) -> int:
         try:
