@@ -26,6 +26,9 @@ LONG = bool(os.environ.get("ATOLL_TEST_LONG"))
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 PYTHON_PATHS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != SOURCE]
 RUNTIMES = tuple(os.environ.get("ATOLL_TEST_RUNTIMES", "container,gvisor").replace(",", " ").split())
+ENGINE = os.environ.get(
+    "ATOLL_TEST_ENGINE", ""
+)  # of the container runtime; tests/backend runs some tests again with it
 NO_SPARES = "[pool]\nfloor = 0\nceiling = 0\n"  # tests/pool has the warm ones; here a census must count what is used
 ROOTLESS = (
     os.geteuid() != 0
@@ -72,7 +75,8 @@ class Lab:
 
     def __init__(self, config: str = NO_SPARES) -> None:
         self.home = tempfile.mkdtemp(prefix="atb-")
-        (Path(self.home) / "config.toml").write_text(config)
+        chosen = f'[backend]\ncontainer_engine = "{ENGINE}"\n' if ENGINE and "[backend]" not in config else ""
+        (Path(self.home) / "config.toml").write_text(config + chosen)
         if images := os.environ.get("ATOLL_TEST_IMAGES"):  # an ordinary user's host image has every directory of /usr
             (Path(self.home) / "images").symlink_to(images)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "AGENTKERNEL_"))}

@@ -41,7 +41,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     backend_lab.inherited.update(backend_lab.children())
-    made = LocalBackend(tmp_path / "home")
+    made = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await made.start()
     yield made
     await made.sweep(set())

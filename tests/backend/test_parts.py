@@ -243,6 +243,7 @@ async def test_runtimes_tell_the_truth(backend: LocalBackend) -> None:
 
 async def test_an_engine_that_lies_is_found_out(backend: LocalBackend, tmp_path: Path, monkeypatch) -> None:
     """A program of the right name that does nothing does not pass; the reason is told and nothing is left."""
+    monkeypatch.setitem(backend.probes._order, "container", ("runc", "crun"))
     fake = tmp_path / "bin"
     fake.mkdir()
     for name in ("runc", "crun", "runsc"):
@@ -335,7 +336,7 @@ async def test_an_old_engine_is_refused_if_the_operator_says_so(tmp_path: Path, 
     """By default it works with a warning; with `refuse` it does not, and says why and what to do."""
     monkeypatch.setattr(probe, "version_of", _says("1.0.0"))
     for refuse in (False, True):
-        backend = LocalBackend(tmp_path / f"home-{refuse}", refuse_old=refuse)
+        backend = LocalBackend(tmp_path / f"home-{refuse}", refuse_old=refuse, engine="runc")
         await backend.start()
         status = await backend.probes.status("container")
         assert status.works is not refuse and "CVE-" in status.warning

@@ -40,10 +40,13 @@ async def test_root_inside_is_nobody_outside(make, runtime: str) -> None:
     assert mapping == ["0", str(base), "65536"]
 
 
-async def test_newer_engines_find_the_map_of_the_user_namespace(make, backend: LocalBackend, runtime: str) -> None:
+async def test_newer_engines_find_the_map_of_the_user_namespace(
+    make, backend: LocalBackend, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """runc 1.1.15 reads the map of process N for any path below /proc/N, so ours is not one."""
     if runtime == "gvisor":
         return  # it is started inside
+    monkeypatch.setitem(backend.probes._order, "container", ("runc",))
     sandbox = await make()
     config = json.loads((backend.paths.runs / sandbox.id / "config.json").read_text())
     [path] = [space["path"] for space in config["linux"]["namespaces"] if space["type"] == "user"]

@@ -75,7 +75,8 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
     runtimes = answer.get("runtimes") if isinstance(answer, dict) else answer
     working = any(item.get("works") for item in runtimes or [])
     for item in runtimes or []:
-        detail = item.get("version") or "works" if item.get("works") else item.get("why") or "does not work"
+        said = [item.get("version") or "works"] if item.get("works") else []
+        detail = "; ".join(filter(None, [*said, item.get("why")])) or "does not work"
         name, optional = f"runtime {item.get('name')}", item.get("name") != "container" and working
         checks.append(check(name, bool(item.get("works")), str(detail), str(item.get("fix") or ""), optional=optional))
         if item.get("works") and item.get("warning"):

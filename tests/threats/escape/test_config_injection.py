@@ -44,7 +44,7 @@ async def test_planted_files_have_no_effect(tmp_path: Path, isolation: str) -> N
         (image / place).write_text(json.dumps(PLANTED))
     (image / ".atoll").mkdir()
     (image / ".atoll" / "guest").write_text("#!/evil\n")
-    backend = LocalBackend(tmp_path / "home")
+    backend = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await backend.start()
     try:
         box = await backend.create(

@@ -31,7 +31,7 @@ async def test_such_an_image_does_not_start(tmp_path: Path, name: str, isolation
     if how == "nested":
         (image / "inner" / "step").symlink_to(decoy)
     (image / name).symlink_to(target)
-    backend = LocalBackend(tmp_path / "home")
+    backend = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await backend.start()
     try:
         with pytest.raises(AtollError) as refused:

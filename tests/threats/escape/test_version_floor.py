@@ -9,11 +9,12 @@ from sandbox_lab import NO_SPARES, Lab
 
 from atoll import errors
 
-REFUSE = NO_SPARES + '[security]\nversion_floor = "refuse"\n'
+WARN = NO_SPARES + '[backend]\ncontainer_engine = "runc"\n'
+REFUSE = WARN + '[security]\nversion_floor = "refuse"\n'
 WRAPPER = '#!/bin/sh\n[ "$1" = --version ] && { echo "runc version 1.0.0"; exit; }\nexec %s "$@"\n'
 
 
-@pytest.mark.parametrize("config", [NO_SPARES, REFUSE], ids=["warn", "refuse"])
+@pytest.mark.parametrize("config", [WARN, REFUSE], ids=["warn", "refuse"])
 def test_an_old_engine_is_named_or_refused(config: str, tmp_path: Path) -> None:
     """A runc that says it is old: it works with a warning, or no sandbox is started with it and `doctor` fails."""
     real = shutil.which("runc", path="/usr/sbin:/usr/bin:/usr/local/bin")

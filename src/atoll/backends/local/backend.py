@@ -57,7 +57,14 @@ class LocalBackend:
         self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
         self.disks = Disks(self.paths.disks)
         self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
-        self.probes = Probes(self.paths, self._create, self.destroy, refuse_old=refuse_old, engine=engine)
+        self.probes = Probes(
+            self.paths,
+            self._create,
+            self.destroy,
+            refuse_old=refuse_old,
+            engine=engine,
+            rootless=self.standing.rootless,
+        )
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
         self._boxes: dict[str, ContainerBox] = {}
         self._making: set[str] = set()

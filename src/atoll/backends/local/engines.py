@@ -66,9 +66,11 @@ class Engine:
         ]
 
 
-def order_of(runtime: str, chosen: str = "auto") -> tuple[str, ...]:
+def order_of(runtime: str, chosen: str = "auto", *, rootless: bool = False) -> tuple[str, ...]:
     """The engines to try for a runtime. `chosen` is the operator's for `container`; one that is named is never replaced."""
-    return (chosen,) if runtime == "container" and chosen != "auto" else AUTO[runtime]
+    if runtime == "container" and chosen != "auto":
+        return (chosen,)
+    return tuple(name for name in AUTO[runtime] if not (rootless and name == DIRECT))
 
 
 def program_of(engine: str) -> str:

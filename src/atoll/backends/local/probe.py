@@ -40,9 +40,16 @@ class Probes:
     """What was found out, kept on disk."""
 
     def __init__(
-        self, paths: Paths, create: Create, destroy: Destroy, *, refuse_old: bool = False, engine: str = "auto"
+        self,
+        paths: Paths,
+        create: Create,
+        destroy: Destroy,
+        *,
+        refuse_old: bool = False,
+        engine: str = "auto",
+        rootless: bool = False,
     ) -> None:
-        self._chosen = engine
+        self._order = {runtime: order_of(runtime, engine, rootless=rootless) for runtime in RUNTIMES}
         self._refuse_old = refuse_old
         self._warned: set[str] = set()
         self._paths = paths
@@ -55,7 +62,7 @@ class Probes:
         """The first engine that works, or why none does."""
         async with self._locks[runtime]:
             tried: list[RuntimeStatus] = []
-            for name in order_of(runtime, self._chosen):
+            for name in self._order[runtime]:
                 status = self._judged(await self._status(runtime, name))
                 if status.works:
                     return _with_reason(status, tried)
@@ -153,9 +160,9 @@ def _program(engine: str) -> str | None:
 
 
 def _with_reason(status: RuntimeStatus, tried: list[RuntimeStatus]) -> RuntimeStatus:
-    """Say why our own engine is not the one."""
-    refused = [f"{other.engine}: {other.why}" for other in tried if other.engine == DIRECT]
-    return replace(status, warning="; ".join(filter(None, [status.warning, *refused])))
+    """Say why our own engine is not the one, if that was tried."""
+    refused = [f"{status.engine}, because {other.engine}: {other.why}" for other in tried if other.engine == DIRECT]
+    return replace(status, why="; ".join(refused))
 
 
 def new_id() -> str:
