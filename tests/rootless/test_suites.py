@@ -38,6 +38,11 @@ IN_A_NAMESPACE = [
     "threats/lifecycle/test_teardown_order.py",
     "threats/egress/test_real_sandbox.py",
 ]
+ON_GVISOR = [
+    "threats/escape",
+    *(f"threats/files/test_{name}.py" for name in ("symlink", "magic_links")),
+    *(f"threats/resources/test_{name}.py" for name in ("forkbomb", "memory", "fds", "process_tree", "boot_log")),
+]
 SOME = "not gvisor and not relative and not nested"
 
 
@@ -55,7 +60,12 @@ def tests(code: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def outcome(
-    user: User, tests: Path, suites: list[str], group: str | None, within: tuple[str, ...] = ()
+    user: User,
+    tests: Path,
+    suites: list[str],
+    group: str | None,
+    within: tuple[str, ...] = (),
+    runtime: str = "container",
 ) -> dict[str, tuple[str, str]]:
     """How each test of the suite went for that user: passed, skipped, failed, and why."""
     report = user.home / "report.xml"
@@ -67,10 +77,10 @@ def outcome(
     passed_on = {k: v for k, v in os.environ.items() if k in ("ATOLL_TEST_PATIENCE", "ATOLL_TEST_LONG")}
     done = user.run(
         *(*within, user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *(f"tests/{suite}" for suite in suites)),
-        *(f"--junitxml={report}", "-k", SOME if within else ""),
+        *(f"--junitxml={report}", "-k", SOME if within else runtime if runtime == "gvisor" else ""),
         env={
             "TMPDIR": str(place), "ATOLL_TEST_IMAGES": str(images), "PYTHONDONTWRITEBYTECODE": "1",
-            "ATOLL_TEST_RUNTIMES": "container", **passed_on, **({"ATOLL_TEST_DELEGATED": group} if group else {}),
+            "ATOLL_TEST_RUNTIMES": runtime, **passed_on, **({"ATOLL_TEST_DELEGATED": group} if group else {}),
         },
         cwd=tests, group=group, timeout=20 * PATIENCE,
     )  # fmt: skip
@@ -106,6 +116,12 @@ def well_off(code: tuple[str, str]) -> Iterator[tuple[User, str]]:
 def test_with_ids_and_groups(well_off: tuple[User, str], tests: Path, suite: str) -> None:
     """Everything holds as it does for root."""
     judge(outcome(well_off[0], tests, SUITES[suite], well_off[1]))
+
+
+@pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc")
+def test_on_gvisor(well_off: tuple[User, str], tests: Path) -> None:
+    """The rows of escape and resources whose wall is gVisor's, which an ordinary user starts like root does."""
+    judge(outcome(well_off[0], tests, ON_GVISOR, well_off[1], runtime="gvisor"))
 
 
 def test_with_the_backend_in_the_test(well_off: tuple[User, str], tests: Path) -> None:

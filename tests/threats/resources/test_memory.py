@@ -18,8 +18,6 @@ HOGS = {
 @pytest.mark.parametrize("how", HOGS)
 def test_the_hog_alone_dies_and_is_told_why(lab: Lab, runtime: str, how: str) -> None:
     """The result says out of memory, or the sandbox has ended with that reason; the neighbour notices nothing."""
-    if runtime == "gvisor" and how != "allocation":
-        pytest.skip("one hog is enough where a start is slow")
     with lab.sandbox(runtime=runtime, memory_mb=192) as hog, lab.sandbox(runtime=runtime) as neighbour:
         try:
             result = hog.exec(HOGS[how], timeout=60)
