@@ -1,6 +1,7 @@
 """Who is let in, and as whom: real TLS, real certificates, real Unix sockets, over a service that only says who called."""
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -22,6 +23,8 @@ from atoll import errors
 from atoll.core.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
 from atoll.core.keys import Keys
 from atoll.gateway.grpc import calls as calls_module
+from atoll.gateway.grpc import doors as doors_module
+from atoll.gateway.grpc import readers as readers_module
 from atoll.gateway.grpc.gateway import Gateway, parse_address
 from atoll.gateway.grpc.server import Service, start
 from atoll.gateway.grpc.status import error_of, message_of, status_of, trailers_of
@@ -56,6 +59,8 @@ class Mirror:
             raise KeyError("/secret/path")
         if request.method == "size":
             return atoll_pb2.CallResponse(status=len(request.body), body=request.body)
+        if request.method == "large":
+            return atoll_pb2.CallResponse(status=200, body=bytes(int(request.target)))
         return atoll_pb2.CallResponse(status=200, body=who.owner.encode())
 
     async def Stream(self, who, requests):
@@ -475,3 +480,93 @@ def test_addresses_to_listen_on() -> None:
     for bad in ("", "host", "host:", "host:x", "host:70000", "host:-1", "host:１"):
         with pytest.raises(errors.InvalidArgument):
             parse_address(bad)
+
+
+async def gone(house: House) -> None:
+    """Wait until no connection is left, and with it nothing that was held for one."""
+    async with asyncio.timeout(60):
+        while house.running.doors.connections:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_stream_that_nobody_reads_ends_and_then_its_connection(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.3)
+    async with house.channel() as channel:
+        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(timeout=120)
+        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        await asyncio.wait_for(house.mirror.cancelled.wait(), 60)
+        await gone(house)
+        async with asyncio.timeout(60):
+            while not house.seen:
+                await asyncio.sleep(0.02)
+    assert house.seen[-1][3] == "timeout"
+
+
+async def test_the_local_user_may_leave_a_stream_unread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.05)
+    async with house.unix() as channel:
+        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(timeout=120)
+        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        await stream.read()
+        before = -1
+        while house.mirror.sent != before:
+            before = house.mirror.sent
+            await asyncio.sleep(0.5)
+        assert not house.mirror.cancelled.is_set()
+        while house.mirror.sent == before:
+            assert (await stream.read()).data
+        stream.cancel()
+
+
+async def test_an_answer_in_one_message_that_nobody_takes_ends_its_connection(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(readers_module, "SLOWEST", 1 << 30)
+    reader, writer = await rude_caller(house, 1_000_000)
+    with contextlib.suppress(ConnectionError):
+        assert len(await asyncio.wait_for(reader.read(-1), 60)) < 200_000  # it ends, because the connection is cut
+    await gone(house)
+    writer.close()
+
+
+async def test_a_connection_that_is_not_read_at_all_is_cut(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.3)
+    _, writer = await rude_caller(house, 40_000_000, room=True)
+    async with asyncio.timeout(60):
+        while not house.seen:
+            await asyncio.sleep(0.02)
+    await gone(house)
+    writer.close()
+
+
+async def rude_caller(
+    house: House, size: int, *, room: bool = False
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Asks for `size` bytes by hand, because no client library is that rude: room for 64 KiB, or for all without reading."""
+
+    def frame(kind: int, flags: int, stream: int, body: bytes) -> bytes:
+        return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+
+    fields = {
+        ":method": "POST", ":scheme": "https", ":path": "/atoll.v1.AtollService/Call", ":authority": "localhost",
+        "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    heads = b"".join(
+        b"\x10" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in fields.items()
+    )
+    asked = atoll_pb2.CallRequest(method="large", target=str(size)).SerializeToString()
+    most = (2**31 - 1).to_bytes(4, "big")
+    context = ssl.create_default_context(cadata=house.authority.ca_pem)
+    context.set_alpn_protocols(["h2"])
+    host, port = house.endpoint.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    writer.write(frame(4, 0, 0, b"\0\x04" + most if room else b""))
+    if room:
+        writer.write(frame(8, 0, 0, (2**31 - 1 - 65535).to_bytes(4, "big")))
+    writer.write(frame(1, 4, 1, heads) + frame(0, 1, 1, b"\0" + len(asked).to_bytes(4, "big") + asked))
+    return reader, writer

@@ -27,6 +27,7 @@ from ...core.presence import PEER_PID
 from ...core.ratelimit import Class
 from ...errors import AtollError, Internal, InvalidArgument, Unauthenticated
 from .doors import Doors
+from .readers import Reader
 from .status import message_of, status_of, trailers_of
 
 RECHECK_SECONDS = 5.0
@@ -71,16 +72,16 @@ class Calls:
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> bytes:
             async with self._guarded(context, method.full_name, kind, scope) as who:
                 answer: Message = await function(who, parse(request))
-                return _pack(answer)
+                return Reader(self._doors, context).take_last(_pack(answer))
             raise AssertionError("unreachable")
 
-        # Writing by hand rather than yielding keeps a slow reader's wait inside this coroutine, where it can be ended.
         async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
             async with self._guarded(context, method.full_name, kind, scope) as who:
                 asked = _each(request, parse) if streaming[0] else parse(request)
+                reader = Reader(self._doors, context)
                 async with contextlib.aclosing(function(who, asked)) as answers:
                     async for answer in answers:
-                        await context.write(_pack(answer))
+                        await reader.take(_pack(answer))
 
         if streaming == (False, False):
             return grpc.unary_unary_rpc_method_handler(unary)
@@ -122,6 +123,7 @@ class Calls:
                 raise
             refusal = watch.over()
             outcome = refusal.code
+            Reader(self._doors, context).expect_end()
             await context.abort(status_of(refusal), message_of(refusal), trailers_of(refusal))
         except (grpc.aio.AbortError, GeneratorExit):
             raise

@@ -25,6 +25,7 @@ from ...core.credentials import Peer, loopback_owner
 MAX_CONNECTIONS = 2048
 HANDSHAKE_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
+STALL_SECONDS = 60.0  # for so long an answer over TCP may wait for its reader
 _log = logging.getLogger(__name__)
 
 
@@ -94,6 +95,12 @@ class Doors:
         self._fronts.add(front)
         return True
 
+    def drop(self, address: str) -> None:
+        """Cut a connection, by what gRPC calls its peer."""
+        name = address.removeprefix("unix-abstract:")
+        for front in [front for front in self._fronts if front.name == name]:
+            front.cut()
+
     def leave(self, front: _Front) -> None:
         self._fronts.discard(front)
         self.guests.pop(front.name, None)
@@ -148,6 +155,9 @@ class _Front(_Half):
         self.name = ""
         self._doors = doors
         self._task: asyncio.Task[None] | None = None
+        self._peer: Peer | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._untaken = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are not of that class, only of that shape
@@ -160,7 +170,7 @@ class _Front(_Half):
 
     async def _connect(self, transport: asyncio.Transport) -> None:
         try:
-            peer = _peer(transport)
+            peer = self._peer = _peer(transport)
             if self._doors.ready is not None:
                 await self._doors.ready()
             self.name = f"atoll-{secrets.token_hex(16)}"
@@ -177,9 +187,40 @@ class _Front(_Half):
         else:
             transport.resume_reading()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._peer is not None and self._peer.address != "unix" and self._stall is None:
+            self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._be_content()
+
     def connection_lost(self, reason: Exception | None) -> None:
+        self._be_content()
         super().connection_lost(reason)
         self._doors.leave(self)
+
+    def cut(self) -> None:
+        """Its answers are not taken."""
+        _log.warning("the gRPC connection of %s was cut: its answers are not taken", self._peer and self._peer.address)
+        self.drop()
+
+    def _await_reader(self) -> None:
+        if self.transport is not None:
+            self._untaken = self.transport.get_write_buffer_size()
+            self._stall = asyncio.get_running_loop().call_later(STALL_SECONDS, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        if self.transport is not None and self.transport.get_write_buffer_size() < self._untaken:
+            self._await_reader()
+        else:
+            self.cut()
+
+    def _be_content(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
 
 class _Back(_Half):
