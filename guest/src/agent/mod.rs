@@ -71,6 +71,7 @@ pub enum Timer {
     Timeout(u32),
     Kill(u32),
     Start(u32),
+    Calm,
     Warm,
     WarmLook,
     Node,
@@ -121,6 +122,8 @@ pub struct Agent {
     pub past: HashSet<u64>,
     past_order: VecDeque<u64>,
     spare: Option<Shim>,
+    /// A command that has just begun has the processors to itself until it ends, and at most until then.
+    calm_at: Option<Instant>,
     warm: Warm,
     node: NodeWarm,
     timers: BTreeSet<(Instant, Timer)>,
@@ -177,6 +180,7 @@ impl Agent {
             past: HashSet::new(),
             past_order: VecDeque::new(),
             spare: None,
+            calm_at: None,
             warm: Warm::new(boot.warm.clone()),
             node: NodeWarm::default(),
             timers: BTreeSet::new(),
@@ -200,7 +204,7 @@ impl Agent {
         let mut events = Vec::new();
         self.fire_timers(); // an agent that dials does so before its first fork, which takes long where it has to dial
         while self.leaving.is_none() {
-            self.keep_spare();
+            self.replenish();
             self.poll.wait(&mut events, self.next_timeout());
             let turn = AssertUnwindSafe(|| self.turn(&events));
             if catch_unwind(turn).is_err() {
@@ -254,6 +258,7 @@ impl Agent {
                 Timer::Timeout(key) => self.on_timeout(key),
                 Timer::Kill(key) => self.kill_step(key),
                 Timer::Start(key) => self.on_start_timeout(key),
+                Timer::Calm => self.calm_at = None,
                 Timer::Warm => self.on_warm_timer(),
                 Timer::WarmLook => self.on_warm_look(),
                 Timer::Node => self.on_node_timer(),

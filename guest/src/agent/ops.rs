@@ -101,6 +101,7 @@ impl Agent {
             proc.writer = (!detached && stdin).then_some(stream);
         }
         self.streams.insert(stream, Stream::View(view(key, true)));
+        self.stand_back();
         if born > 0 {
             self.on_started(key, born);
         }

@@ -18,11 +18,31 @@ const START_TIME: Duration = Duration::from_secs(20);
 /// So long a shim may take to tell that its killed process has ended.
 const TELL_TIME: Duration = Duration::from_secs(5);
 const MOST_REPORTS: usize = 16;
+/// A command that runs for longer does not notice when the next one's spares are made beside it.
+const FIRST: Duration = Duration::from_millis(5);
 
 impl Agent {
-    pub(super) fn keep_spare(&mut self) {
+    /// Makes what the next commands will find ready, when that takes no processor from a command that has just begun.
+    pub(super) fn replenish(&mut self) {
+        if self.calm_at.is_some() {
+            return;
+        }
         if self.spare.is_none() {
             self.spare = shim::spare().ok();
+        }
+        self.replenish_warm();
+    }
+
+    pub(super) fn stand_back(&mut self) {
+        let until = Instant::now() + FIRST;
+        self.come_back();
+        self.calm_at = Some(until);
+        self.at(until, Timer::Calm);
+    }
+
+    fn come_back(&mut self) {
+        if let Some(old) = self.calm_at.take() {
+            self.timers.remove(&(old, Timer::Calm));
         }
     }
 
@@ -198,6 +218,7 @@ impl Agent {
             self.timers.remove(&(timeout, Timer::Timeout(key)));
         }
         proc.ended(exit);
+        self.come_back();
         self.on_output(key, 0);
         self.on_output(key, 1);
         self.after_kill(key);

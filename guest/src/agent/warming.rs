@@ -35,6 +35,8 @@ pub struct Warm {
     spare: Option<Spare>,
     /// The interpreter to start when it is quiet.
     wanted: Option<Interpreter>,
+    /// The last one was taken, and no other has been ordered since.
+    used: bool,
     /// The spare was waited for in vain.
     waited: bool,
     look_at: Option<Instant>,
@@ -240,10 +242,16 @@ impl Agent {
         sound
     }
 
-    /// A run got its spare; the next one is made while it runs.
+    /// A run got its spare; the next one is made when it has ended, or beside it if it takes long.
     pub(super) fn warm_used(&mut self) {
         self.warm.hits += 1;
-        self.order_spare(true);
+        self.warm.used = true;
+    }
+
+    pub(super) fn replenish_warm(&mut self) {
+        if std::mem::take(&mut self.warm.used) {
+            self.order_spare(true);
+        }
     }
 
     fn look_again(&mut self, later: Duration) {
