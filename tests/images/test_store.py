@@ -183,6 +183,16 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
         assert ("2.0 MB/2.0 MB" in text) == stream.isatty() and (text.count("\n") == 1) == (not stream.isatty())
 
 
+def test_layers_side_by_side_are_one_line_each() -> None:
+    stream = io.StringIO()
+    bar = TerminalBar(stream)
+    for done in range(1, 6):
+        for layer in ("a", "b"):
+            bar(Progress("download", layer, done, 10))
+            bar(Progress("unpack", layer, done, 10))
+    assert sorted(stream.getvalue().splitlines()) == ["download: a", "download: b", "unpack: a", "unpack: b"]
+
+
 def test_records_are_plain_json(registry: RegistryServer, store: ImageStore) -> None:
     image = push_and_pull(registry, store, "json", BASE)
     assert json.loads(json.dumps(image.to_json()))["layers"] == [str(image.lowers[0])]

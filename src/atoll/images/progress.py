@@ -33,7 +33,7 @@ def printable(text: str) -> str:
 
 
 class TerminalBar:
-    """Draws progress on one line of a terminal; on anything else, one line per stage."""
+    """Draws progress on one line of a terminal; on anything else, one line per stage and thing."""
 
     def __init__(self, stream: TextIO = sys.stderr, width: int = 28, interval: float = 0.1) -> None:
         self._stream = stream
@@ -42,13 +42,17 @@ class TerminalBar:
         self._terminal = stream.isatty()
         self._drawn = 0.0
         self._last: tuple[Stage, str] | None = None
+        self._begun: set[tuple[Stage, str]] = set()  # of what goes on side by side
 
     def __call__(self, progress: Progress) -> None:
+        step = (progress.stage, progress.text)
         if self._terminal:
             self._draw(progress)
-        elif (progress.stage, progress.text) != self._last:
+        elif step != self._last and step not in self._begun:
             print(f"{progress.stage}: {printable(progress.text)}", file=self._stream, flush=True)
-        self._last = (progress.stage, progress.text)
+        self._last = step
+        if progress.total:
+            self._begun.add(step)
 
     def close(self) -> None:
         """Leave the cursor on a fresh line."""
@@ -58,7 +62,8 @@ class TerminalBar:
     def _draw(self, progress: Progress) -> None:
         now = time.monotonic()
         finished = progress.total and progress.done >= progress.total
-        if now - self._drawn < self._interval and not finished and progress.stage == (self._last or ("",))[0]:
+        going_on = (progress.stage, progress.text) in self._begun or progress.stage == (self._last or ("",))[0]
+        if now - self._drawn < self._interval and not finished and going_on:
             return
         self._drawn = now
         line = f"{progress.stage:<8} "

@@ -1,13 +1,14 @@
 """Pulls one image: manifest, platform, configuration, then each layer that is not on disk yet.
 
-Layers download side by side and unpack one after another as they arrive. Compressed layers are thrown away once their
+Layers are brought side by side, each unpacked as soon as it is there. Compressed layers are thrown away once their
 content is unpacked; a broken-off download stays and is taken up by the next pull.
 """
 
 import os
 import shutil
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from atoll.images.layers import Layer, LayerStore
 from atoll.images.limits import Limits
 from atoll.images.locks import file_lock
 from atoll.images.platforms import Platform, choose
-from atoll.images.progress import Progress, ProgressCallback
+from atoll.images.progress import Progress, ProgressCallback, Stage
 from atoll.images.records import ImageRecord
 from atoll.images.reference import Reference
 from atoll.images.registry import INDEX_TYPES, MANIFEST_TYPES, Descriptor, Document, Registry
 
-_PARALLEL = 3
+_DOWNLOADS = 3  # at once
+_UNPACKING = 2  # at once: an archive may ask for 128 MiB of memory
+_TOLD_EVERY = 0.05
 _INDEX_DEPTH = 3
 _NOT_LAYERS = ("application/vnd.in-toto", "application/vnd.dev.cosign", "application/vnd.cncf.helm")
 
@@ -117,7 +120,10 @@ class _Fetch:
         self._blobs = blobs
         self._progress = progress
         self._lock = threading.Lock()
-        self._done: dict[str, int] = {}
+        self._downloading = threading.Semaphore(_DOWNLOADS)
+        self._unpacking = threading.Semaphore(_UNPACKING)
+        self._done: dict[tuple[Stage, str], int] = {}
+        self._told: dict[Stage, float] = {}
         self._total = 0
         self._cancelled = threading.Event()
 
@@ -130,11 +136,13 @@ class _Fetch:
             raise DiskFull(
                 f"the image needs {self._total} bytes and more, which are not free", hint="`atoll image prune`"
             )
-        with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="pull") as pool:
-            downloads = {diff_id: pool.submit(self._download, diff_id, item) for diff_id, item in missing.items()}
+        if missing:
+            _ = self._layers.flavour  # found out once, before several want to know
+        with ThreadPoolExecutor(_DOWNLOADS + _UNPACKING, thread_name_prefix="pull") as pool:
+            brought = {diff_id: pool.submit(self._bring, diff_id, item) for diff_id, item in missing.items()}
             try:
-                for diff_id, download in downloads.items():
-                    found[diff_id] = self._unpack(diff_id, missing[diff_id], download)
+                for diff_id, layer_to_be in brought.items():
+                    found[diff_id] = layer_to_be.result()
             except BaseException:
                 self._cancelled.set()
                 pool.shutdown(wait=True, cancel_futures=True)
@@ -143,40 +151,39 @@ class _Fetch:
             self._blob_path(item).unlink(missing_ok=True)  # the lock file stays: others may be waiting for it
         return found
 
-    def _download(self, diff_id: str, item: Descriptor) -> None:
-        def report(done: int) -> None:
-            if self._cancelled.is_set():
-                raise ImageError("the pull was given up")
-            with self._lock:  # also around the callback, which need not expect several threads at once
-                self._done[item.digest] = done
-                total = sum(self._done.values())
-                self._progress(Progress("download", item.digest[:19], total, self._total))
-
-        with file_lock(self._lock_path(item)):
-            if not self._layers.has(diff_id):  # another process may have brought it while we waited
-                self._registry.download(item, self._blob_path(item), report)
-
-    def _unpack(self, diff_id: str, item: Descriptor, download: "Future[None]") -> Layer:
-        download.result()
+    def _bring(self, diff_id: str, item: Descriptor) -> Layer:
+        """Download a layer and unpack it. Its blob goes before the tree is synced, so as not to be written to disk for nothing."""
+        blob = self._blob_path(item)
         with file_lock(self._lock_path(item)):
             layer = self._layers.get(diff_id)
-            if layer is not None:
+            if layer is not None:  # another process has brought it while we waited
                 return layer
-            last = 0
+            with self._downloading:
+                self._registry.download(item, blob, lambda done: self._tell("download", item, done))
+            with self._unpacking, open(blob, "rb", opener=_no_follow) as source:
+                return self._layers.add(
+                    source, diff_id, lambda done: self._tell("unpack", item, done), lambda _tree: blob.unlink()
+                )
 
-            def report(consumed: int) -> None:
-                nonlocal last
-                if consumed != last:
-                    last = consumed
-                    with self._lock:
-                        self._progress(Progress("unpack", diff_id[:19], consumed, item.size))
-
-            fd = os.open(self._blob_path(item), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(fd, "rb") as source:
-                return self._layers.add(source, diff_id, report)
+    def _tell(self, stage: Stage, item: Descriptor, done: int) -> None:
+        """Say how far it is, now and then. The callback need not expect several threads at once."""
+        if self._cancelled.is_set():
+            raise ImageError("the pull was given up")
+        with self._lock:
+            before = self._done.get((stage, item.digest))
+            self._done[stage, item.digest] = done
+            now = time.monotonic()
+            if before is None or done == item.size or now - self._told[stage] >= _TOLD_EVERY:
+                self._told[stage] = now
+                total = sum(count for (of, _), count in self._done.items() if of == stage)
+                self._progress(Progress(stage, item.digest[:19], total, self._total))
 
     def _blob_path(self, item: Descriptor) -> Path:
         return self._blobs / item.digest.replace(":", "-")
 
     def _lock_path(self, item: Descriptor) -> Path:
         return self._blobs / f"{item.digest.replace(':', '-')}.lock"
+
+
+def _no_follow(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
