@@ -1,4 +1,4 @@
-"""The chunk store: content kept once, by its hash, for all snapshots of this machine.
+"""The chunk store: content kept once, by its hash, for all snapshots of one owner.
 
 A chunk is at most 4 MiB. It lies under `chunks/<first two hex>/<sha256 of the plain bytes>`, zstd-compressed unless that
 would gain nothing. New ones are written to `staging/`, and `commit` moves them once the disk has them: a chunk that can be

@@ -115,13 +115,14 @@ class Shelf:
             if head["owner"] == owner:
                 yield head
 
-    def referenced(self) -> set[str]:
-        """Every chunk that some snapshot needs. One that cannot be read keeps all its content: raises."""
+    def referenced(self, owner: str) -> set[str]:
+        """Every chunk that some snapshot of this owner needs. One that cannot be read, whose ever, keeps its content: raises."""
         found: set[str] = set()
         for path in self._directory.glob("*.snap"):
             head, packed = self._open(path, "", whole=True)
-            for entry in _unpack(head, packed):
-                found.update(entry.chunks)
+            if head["owner"] == owner:
+                for entry in _unpack(head, packed):
+                    found.update(entry.chunks)
         return found
 
     def _open(self, path: Path, name: str, *, whole: bool = False) -> tuple[Head, bytes]:

@@ -6,8 +6,11 @@ rules, and then the files. Nothing but files is carried over: no approval, no po
 """
 
 import asyncio
+import hashlib
 import logging
+import os
 import secrets
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +22,7 @@ import msgspec
 
 from atoll import errors
 from atoll.core import snapshot_archive as archive
-from atoll.core.access import Principal
+from atoll.core.access import Principal, local
 from atoll.core.capture import Capture, Seen, as_path
 from atoll.core.chunks import ChunkStore
 from atoll.core.history import History
@@ -45,12 +48,14 @@ class Snapshots:
         self._sandboxes = sandboxes
         self._history = history
         self._root = home / "snapshots"
-        self._opened: tuple[Shelf, ChunkStore] | None = None
+        self._opened: Shelf | None = None
+        self._stores: dict[str, ChunkStore] = {}
+        self._opening = threading.Lock()
         self._seen: OrderedDict[str, Seen] = OrderedDict()
         self._busy: set[tuple[str, str]] = set()
         self._writers = 0  # who is putting content into the store that no snapshot names yet
         self._gate = asyncio.Lock()  # held while content is collected
-        self._due = False
+        self._due: set[str] = set()  # owners with content that no snapshot of theirs may name any more
 
     # The verbs
 
@@ -60,7 +65,7 @@ class Snapshots:
         row = self._sandboxes.known(who, ref)
         async with self._writing(who.owner, name, request.force):
             async with self._sandboxes.visit(who, ref) as client:
-                capture = Capture(client, self._chunks, self._seen.get(row["id"], {}))
+                capture = Capture(client, self._chunks(who.owner), self._seen.get(row["id"], {}))
                 if request.full:
                     targets = [mount["target"] for mount in row["spec"].get("mounts", [])]
                     await capture.system(row["created_at"], targets, lambda: self._twin(who, row))
@@ -86,7 +91,8 @@ class Snapshots:
     async def restore(self, who: Principal, name: str, spec: CreateSandbox | None = None) -> SandboxInfo:
         """A new sandbox with these files. Everything is verified; what cannot be is an error and leaves no sandbox."""
         head, entries = await asyncio.to_thread(self._shelf.entries, who.owner, check_name(name))
-        if missing := {digest for entry in entries for digest in entry.chunks if not self._chunks.has(digest)}:
+        chunks = self._chunks(who.owner)
+        if missing := {digest for entry in entries for digest in entry.chunks if not chunks.has(digest)}:
             raise errors.Internal(f"snapshot {name!r} lacks {len(missing)} pieces of its content", hint="delete it")
         spec = spec or CreateSandbox()
         if head["full"] and not head.get("imported") and spec.image == CreateSandbox().image:
@@ -97,7 +103,7 @@ class Snapshots:
                 await _remove(client, [entry.path for entry in entries if entry.kind == GONE])
                 if kept := [entry for entry in entries if entry.kind != GONE]:
                     await client.upload(
-                        "tar_in", archive.stream(self._chunks, kept), path="/" if head["full"] else "/workspace",
+                        "tar_in", archive.stream(chunks, kept), path="/" if head["full"] else "/workspace",
                         gzip=False, max_bytes=head["size_bytes"] + (len(entries) + 1) * 8192,
                         max_entries=3 * len(entries) + 1, same_owner=True, keep_setid=not head.get("imported"),
                     )  # fmt: skip
@@ -113,7 +119,7 @@ class Snapshots:
         if (who.owner, name) in self._busy:
             raise errors.FailedPrecondition(f"snapshot {name!r} is being written")
         await asyncio.to_thread(self._shelf.delete, who.owner, name)
-        return await self._sweep()
+        return await self._sweep(who.owner)
 
     # K8E's registry: names and the digests of their content
 
@@ -128,7 +134,8 @@ class Snapshots:
             known = {d for held in await self.names(who) for d in await self.get_manifest(who, held)}
             if lost := [layer for layer in layers if layer not in known]:
                 raise errors.FailedPrecondition(f"layer {lost[0][:12]} is in none of your snapshots; save one first")
-            size = await asyncio.to_thread(lambda: sum(len(self._chunks.get(layer)) for layer in layers))
+            chunks = self._chunks(who.owner)
+            size = await asyncio.to_thread(lambda: sum(len(chunks.get(layer)) for layer in layers))
             entry = Entry(b"layers", FILE, 0o644, 0, 0, time.time(), size, tuple(layers))
             head = {"owner": who.owner, "name": name, "created_at": time.time(), "sandbox_id": "", "tenant": "",
                     "image": "", "full": False, "size_bytes": size, "file_count": 1, "stored_bytes": 0,
@@ -142,12 +149,13 @@ class Snapshots:
         """The snapshot as an archive; the file is gone afterwards."""
         head, entries = await asyncio.to_thread(self._shelf.entries, who.owner, check_name(name))
         with self._scratch() as scratch:
-            await asyncio.to_thread(archive.export, self._chunks, head, entries, scratch)
+            await asyncio.to_thread(archive.export, self._chunks(who.owner), head, entries, scratch)
             yield scratch
 
     async def bring_in(self, who: Principal, name: str, data: AsyncIterator[bytes], force: bool) -> SnapshotInfo:
         """A snapshot from an archive made by `export`, or by somebody who wants us harm."""
         check_name(name)
+        chunks = self._chunks(who.owner)
         async with self._writing(who.owner, name, force):
             with self._scratch() as scratch:
                 size = 0
@@ -156,9 +164,9 @@ class Snapshots:
                         size += len(piece)
                         if size > archive.MAX_BYTES:
                             raise errors.TooLarge(f"an archive holds at most {archive.MAX_BYTES >> 30} GiB")
-                        self._chunks.check_space(len(piece))
+                        chunks.check_space(len(piece))
                         await asyncio.to_thread(file.write, piece)
-                head, entries = await asyncio.to_thread(archive.bring_in, self._chunks, scratch)
+                head, entries = await asyncio.to_thread(archive.bring_in, chunks, scratch)
             head.update(owner=who.owner, name=name, size_bytes=sum(entry.size for entry in entries))
             head["file_count"] = _count(entries)
             await asyncio.to_thread(self._keep, head, entries)
@@ -167,7 +175,7 @@ class Snapshots:
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
         """A file name in the staging directory, which is emptied at the next start if we die now."""
-        self._open()
+        self._chunks(_own())
         path = self._root / "staging" / secrets.token_hex(16)
         try:
             yield path
@@ -178,22 +186,24 @@ class Snapshots:
 
     def _keep(self, head: Head, entries: Entries) -> None:
         """Content first, then the list that names it: a crash in between leaves neither half a snapshot nor a hole in one."""
-        self._chunks.commit()
+        self._chunks(head["owner"]).commit()
         self._shelf.save(head, entries)
 
     @property
     def _shelf(self) -> Shelf:
-        return self._open()[0]
-
-    @property
-    def _chunks(self) -> ChunkStore:
-        return self._open()[1]
-
-    def _open(self) -> tuple[Shelf, ChunkStore]:
         """Made when first needed: a daemon that never saves has no store."""
         if self._opened is None:
-            self._opened = Shelf(self._root / "list"), ChunkStore(self._root)
+            self._opened = Shelf(self._root / "list")
         return self._opened
+
+    def _chunks(self, owner: str) -> ChunkStore:
+        """The owner's content. Nobody learns from what a save takes, or a deletion frees, whether others keep the same bytes."""
+        with self._opening:
+            if (store := self._stores.get(owner)) is None:
+                name = hashlib.sha256(owner.encode()).hexdigest()[:32]
+                store = ChunkStore(self._root if owner == _own() else self._root / "others" / name)
+                self._stores[owner] = store
+            return store
 
     @asynccontextmanager
     async def _writing(self, owner: str, name: str, force: bool) -> AsyncIterator[None]:
@@ -209,28 +219,34 @@ class Snapshots:
                 self._writers += 1
             try:
                 yield
-                self._due = self._due or replaced
+                if replaced:
+                    self._due.add(owner)
             except BaseException:
-                self._due = True  # what was put has no snapshot that names it
+                self._due.add(owner)  # what was put has no snapshot that names it
                 raise
             finally:
                 self._writers -= 1
         finally:
             self._busy.discard((owner, name))
             if self._due:
-                await self._sweep()
+                await self._sweep(owner)
 
-    async def _sweep(self) -> int:
-        """Collect what no snapshot names, when nobody writes; else the last writer does it."""
+    async def _sweep(self, owner: str) -> int:
+        """Collect what no snapshot names, when nobody writes; else the last writer does it. What that freed of the owner's."""
         async with self._gate:
-            self._due = self._writers > 0
-            if self._due:
+            self._due.add(owner)
+            if self._writers > 0:
                 return 0
-            try:
-                return await asyncio.to_thread(lambda: self._chunks.sweep(self._shelf.referenced()))
-            except errors.Internal as damaged:
-                log.error("content is not collected, because a snapshot cannot be read: %s", damaged)
-                return 0
+            due, self._due = self._due, set()
+            freed = {one: await asyncio.to_thread(self._collect, one) for one in due}
+            return freed[owner]
+
+    def _collect(self, owner: str) -> int:
+        try:
+            return self._chunks(owner).sweep(self._shelf.referenced(owner))
+        except errors.Internal as damaged:
+            log.error("content is not collected, because a snapshot cannot be read: %s", damaged)
+            return 0
 
     def _head(self, who: Principal, name: str, row: dict[str, Any], capture: Capture, full: bool) -> Head:
         return {
@@ -283,8 +299,13 @@ class Snapshots:
             files=files,
             chunks=len(mine),
             shared_chunks=len(mine & others),
-            missing_chunks=sum(1 for digest in mine if not self._chunks.has(digest)),
+            missing_chunks=sum(1 for digest in mine if not self._chunks(owner).has(digest)),
         )
+
+
+def _own() -> str:
+    """The daemon's own user, whose content is at the top."""
+    return local(os.geteuid(), os.getegid()).owner
 
 
 def _count(entries: Entries) -> int:
