@@ -26,8 +26,13 @@ MASKED_FROM = 4
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\\\ud800-\udfff]")
 
 
+_ESCAPES = str.maketrans(
+    {char: char.encode("unicode_escape").decode() for char in map(chr, range(0xE000)) if _CONTROL.match(char)}
+)
+
+
 def escape(text: str) -> str:
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode() if found[0] != "\\" else "\\\\", text)
+    return text.translate(_ESCAPES) if _CONTROL.search(text) else text
 
 
 class Writer:
