@@ -3,6 +3,7 @@
 
 use crate::failure::{Failure, Result};
 use crate::sys;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
@@ -27,18 +28,17 @@ pub fn restrict(doors: &[String], unified: Option<&OwnedFd>) -> Result<()> {
 }
 
 fn write_rules(group: &Path) -> Result<()> {
-    let write = |name: &str, rule: &str| {
-        std::fs::write(group.join(name), rule).map_err(|e| Failure::new(STEP, format!("{name} {rule}: {e}")))
-    };
-    write("devices.deny", "a")?;
+    let failed = |rule: &str, e: std::io::Error| Failure::new(STEP, format!("{rule}: {e}"));
+    std::fs::write(group.join("devices.deny"), "a").map_err(|e| failed("deny a", e))?;
+    let mut file = std::fs::File::create(group.join("devices.allow")).map_err(|e| failed("devices.allow", e))?;
     // Making a node needs a capability that no sandbox has; opening it is what is refused.
-    write("devices.allow", "c *:* m")?;
-    write("devices.allow", "b *:* m")?;
-    for (major, minor) in OPEN {
-        let minor = minor.map_or("*".to_string(), |minor| minor.to_string());
-        write("devices.allow", &format!("c {major}:{minor} rwm"))?;
-    }
-    Ok(())
+    let mut rules = vec!["c *:* m".to_string(), "b *:* m".to_string()];
+    rules.extend(OPEN.map(|(major, minor)| match minor {
+        Some(minor) => format!("c {major}:{minor} rwm"),
+        None => format!("c {major}:* rwm"),
+    }));
+    rules.iter().try_for_each(|rule| file.write_all(rule.as_bytes()).map_err(|e| failed(rule, e)))
+    // one rule for each write
 }
 
 // The program for v2, of the kernel's kind for devices: its argument is struct { u32 access << 16 | type, major, minor }.

@@ -35,7 +35,8 @@ pub struct Birth<'a> {
 
 /// Start the sandbox and say who its first process is in `file`. Returns once the agent has been executed.
 pub fn start(order: &order::Start, birth: &Birth, file: &OwnedFd) -> Result<()> {
-    let unified = groups::enter(&order.groups, &birth.config.cgroup)?;
+    groups::check(&order.groups, &birth.config.cgroup)?;
+    let unified = groups::enter(&order.groups)?;
     devices::restrict(&order.groups, unified.as_ref())?;
     let ((mut pid, pid_to), (mut told, tell)) = (sys::pipe(STEP)?, sys::pipe(STEP)?);
     let tell = File::from(sys::lift(tell.into())?);

@@ -5,22 +5,19 @@
 
 use crate::failure::{Failure, Result};
 use crate::sys;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 const STEP: &str = "group";
 
-/// Enter every v1 group now; the v2 one, if there is any, is for the child to be born into.
-pub fn enter(doors: &[String], expected: &str) -> Result<Option<OwnedFd>> {
+/// Enter every v1 group now; the v2 one, if there is any, is for a child to be born into.
+pub fn enter(doors: &[String]) -> Result<Option<OwnedFd>> {
     let mut unified = None;
-    if doors.is_empty() {
-        return Err(Failure::new(STEP, "no control group was named".into()));
-    }
     for door in doors {
-        let group = directory(door, expected)?;
-        if group.join("tasks").exists() {
-            let path = group.join("tasks");
-            std::fs::write(&path, "0").map_err(|e| Failure::new(STEP, format!("{}: {e}", path.display())))?;
+        let group = directory(door)?;
+        let tasks = group.join("tasks");
+        if tasks.exists() {
+            write(&tasks)?;
         } else {
             let path = sys::c(&group.to_string_lossy())?;
             unified = Some(sys::open_path(libc::AT_FDCWD, &path, libc::O_RDONLY | libc::O_DIRECTORY, STEP)?);
@@ -29,15 +26,53 @@ pub fn enter(doors: &[String], expected: &str) -> Result<Option<OwnedFd>> {
     Ok(unified)
 }
 
-/// The directory of a group; its path has to end as the configuration says.
-pub fn directory<'a>(door: &'a str, expected: &str) -> Result<&'a Path> {
+/// Enter all of them, for a process that cannot have a child in its place.
+pub fn enter_waiting(doors: &[String]) -> Result<()> {
+    if enter(doors)?.is_some() {
+        for door in doors.iter().filter(|door| directory(door).is_ok_and(|group| !group.join("tasks").exists())) {
+            write(Path::new(door))?;
+        }
+    }
+    Ok(())
+}
+
+/// Go on in a child that is in all of the groups. The parent only waits, ends as the child does, and takes it along if it is killed.
+pub fn go_on_inside(doors: &[String]) -> Result<()> {
+    let Some(unified) = enter(doors)? else { return Ok(()) };
+    let parent = std::process::id();
+    let child = sys::clone(sys::CLONE_INTO_CGROUP, libc::SIGCHLD, Some(unified.as_raw_fd()))?;
+    if child != 0 {
+        std::process::exit(sys::wait(child));
+    }
+    sys::die_with_parent()?;
+    if std::os::unix::process::parent_id() != parent {
+        std::process::exit(1); // it died before we could ask to go with it
+    }
+    Ok(())
+}
+
+/// Whether these are the doors of the group that a configuration names.
+pub fn check(doors: &[String], expected: &str) -> Result<()> {
+    let wanted = expected.trim_start_matches('/');
+    if wanted.is_empty() || doors.is_empty() {
+        return Err(Failure::new(STEP, "no control group was named".into()));
+    }
+    for door in doors {
+        if !directory(door)?.ends_with(wanted) {
+            return Err(Failure::new(STEP, format!("{door} is not a door of {expected}")));
+        }
+    }
+    Ok(())
+}
+
+fn directory(door: &str) -> Result<&Path> {
     let path = Path::new(door);
     let group = path.parent().filter(|_| path.file_name().is_some_and(|name| name == "cgroup.procs"));
-    let wanted = expected.trim_start_matches('/');
-    match group {
-        Some(group) if !wanted.is_empty() && group.ends_with(wanted) => Ok(group),
-        _ => Err(Failure::new(STEP, format!("{door} is not a door of {expected}"))),
-    }
+    group.ok_or_else(|| Failure::new(STEP, format!("{door} is not the door of a group")))
+}
+
+fn write(door: &Path) -> Result<()> {
+    std::fs::write(door, "0").map_err(|e| Failure::new(STEP, format!("{}: {e}", door.display())))
 }
 
 #[cfg(test)]
@@ -46,14 +81,15 @@ mod tests {
 
     #[test]
     fn a_group_that_the_configuration_does_not_name_is_refused() {
-        assert!(directory("/sys/fs/cgroup/pids/atoll/m/b/cgroup.procs", "/atoll/m/b").is_ok());
+        let checked = |door: &str, expected: &str| check(&[door.to_string()], expected);
+        assert!(checked("/sys/fs/cgroup/pids/atoll/m/b/cgroup.procs", "/atoll/m/b").is_ok());
         for (door, expected) in [
             ("/sys/fs/cgroup/pids/atoll/m/c/cgroup.procs", "/atoll/m/b"),
             ("/sys/fs/cgroup/pids/atoll/m/b/tasks", "/atoll/m/b"),
             ("/sys/fs/cgroup/pids/cgroup.procs", "/"),
         ] {
-            assert!(directory(door, expected).is_err(), "{door}");
+            assert!(checked(door, expected).is_err(), "{door}");
         }
-        assert!(enter(&[], "/atoll/m/b").is_err());
+        assert!(check(&[], "/atoll/m/b").is_err());
     }
 }

@@ -83,7 +83,7 @@ fn wait_for(pid: i32) -> i32 {
             return 1;
         }
         if ended == pid {
-            return if libc::WIFSIGNALED(status) { 128 + libc::WTERMSIG(status) } else { libc::WEXITSTATUS(status) };
+            return sys::code(status);
         }
     }
 }

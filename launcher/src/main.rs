@@ -57,10 +57,11 @@ fn run() -> Result<()> {
         return start_directly(&order, direct, base, count, spaces, &fds);
     }
     let device = layout::build(&order, base, &spaces.user, &fds)?;
-    for group in &order.groups {
-        std::fs::write(group, "0").map_err(|e| Failure::new("group", format!("{group}: {e}")))?;
+    if order.inside.is_none() {
+        groups::enter_waiting(&order.groups)?;
     }
     if let Some(config) = &order.inside {
+        groups::go_on_inside(&order.groups)?;
         layout::write_bundle(config, base)?;
         namespaces::enter(&spaces)?;
         mounts::private_namespace()?; // one that the sandbox's root owns, else the engine could not mount in it

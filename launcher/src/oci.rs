@@ -65,6 +65,11 @@ pub fn parse(config: &str, first: u32, count: u32, stage: &str) -> Result<Oci> {
         cgroup: linux.cgroup,
     };
     top.end()?;
+    let at = |target: &str| oci.mounts.iter().position(|mount| mount.target == target);
+    let dev = at("/dev").filter(|_| at("/proc").is_some()).ok_or_else(|| bad("no /proc or no /dev"))?;
+    if oci.mounts[..dev].iter().any(|mount| mount.target.starts_with("/dev/")) {
+        return Err(bad("a mount in the image's own /dev")); // which is not looked at: only the fresh one is known to hold no links
+    }
     Ok(oci)
 }
 
@@ -204,7 +209,8 @@ mod tests {
     const GOOD: &str = r#"{"ociVersion":"1.0.2","root":{"path":"/mnt/root","readonly":false},"hostname":"h",
         "process":{"terminal":false,"user":{"uid":0,"gid":0},"args":["/a","b"],"env":[],"cwd":"/",
             "capabilities":{"bounding":["CAP_KILL"],"effective":["CAP_KILL"],"permitted":["CAP_KILL"]},"noNewPrivileges":true},
-        "mounts":[{"destination":"/dev","type":"tmpfs","source":"tmpfs","options":["nosuid","mode=755"]}],
+        "mounts":[{"destination":"/proc","type":"proc","source":"proc","options":[]},
+            {"destination":"/dev","type":"tmpfs","source":"tmpfs","options":["nosuid","mode=755"]}],
         "linux":{"uidMappings":[{"containerID":0,"hostID":7,"size":9}],"gidMappings":[{"containerID":0,"hostID":7,"size":9}],
             "namespaces":[{"type":"user","path":"/proc/self/fd/4"},{"type":"network","path":"/proc/self/fd/5"},{"type":"pid"},
                 {"type":"mount"},{"type":"ipc"},{"type":"uts"},{"type":"cgroup"}],
@@ -214,8 +220,8 @@ mod tests {
     #[test]
     fn our_own_shape_is_understood() {
         let found = parse(GOOD, 7, 9, "/mnt").map_err(|f| f.to_json());
-        assert_eq!(found.as_ref().map(|o| (o.capabilities, o.mounts[0].flags)).ok(), Some((1 << 5, libc::MS_NOSUID)));
-        assert_eq!(found.map(|o| o.mounts[0].options.clone()).ok().as_deref(), Some("mode=755"));
+        assert_eq!(found.as_ref().map(|o| (o.capabilities, o.mounts[1].flags)).ok(), Some((1 << 5, libc::MS_NOSUID)));
+        assert_eq!(found.map(|o| o.mounts[1].options.clone()).ok().as_deref(), Some("mode=755"));
     }
 
     #[test]
@@ -241,6 +247,8 @@ mod tests {
             ("\"mode=755\"", "\"uid=0\""),
             ("\"tmpfs\",\"source\"", "\"bind\",\"source\""),
             ("\"destination\":\"/dev\"", "\"destination\":\"/etc\""),
+            ("\"destination\":\"/dev\"", "\"destination\":\"/dev/shm\""),
+            ("\"/proc\",\"type\":\"proc\"", "\"/dev/pts\",\"type\":\"devpts\""),
             ("\"hostID\":7", "\"hostID\":0"),
             ("/proc/self/fd/4", "/proc/1/ns/user"),
             ("{\"type\":\"ipc\"},", ""),

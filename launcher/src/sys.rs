@@ -181,13 +181,23 @@ pub fn clone(flags: u64, signal: i32, group: Option<RawFd>) -> Result<i32> {
     check(pid, "process", "clone3")
 }
 
-pub fn wait(child: i32) {
-    // SAFETY: no status is asked for.
-    while unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) } < 0 {
+/// Collect a child: its exit code, or 128 and the signal.
+pub fn wait(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: status is ours.
+    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
         if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
-            return;
+            return 1;
         }
     }
+    code(status)
+}
+
+pub fn code(status: i32) -> i32 {
+    if libc::WIFSIGNALED(status) {
+        return 128 + libc::WTERMSIG(status);
+    }
+    libc::WEXITSTATUS(status)
 }
 
 /// Whether a child is no longer alive. It is not collected.
