@@ -169,6 +169,30 @@ def test_a_killed_daemon_leaves_no_spare(daemon: PoolDaemon) -> None:
     daemon.until(lambda: not left & set(os.listdir(boxes)))
 
 
+def test_ak_P27_the_pool_has_the_bounds_the_operator_set(daemon: PoolDaemon) -> None:
+    """`[pool]` of config.toml: the status shows what is in force, and so many there are."""
+    daemon.ready()
+    pool = daemon.pool()
+    assert (pool["floor"], pool["ceiling"]) == (1, 2)
+    assert all(1 <= kind["wanted"] <= 2 for kind in pool["kinds"])
+    assert "  of each kind: 1 to 2\n" in daemon.atoll("daemon", "status")
+
+
+def test_sandboxes_of_a_mode_are_kept_warm_when_asked_for(daemon: PoolDaemon) -> None:
+    """A mode has a system call filter of its own, so the spares of the default kind do not serve it."""
+    daemon.atoll("daemon", "prewarm", "--mode", "claude")
+    before = daemon.pool()
+    assert len(before["kinds"]) >= 2 and all(kind["ready"] for kind in before["kinds"])
+    with Sandbox(home=daemon.home, mode="claude") as box:
+        assert box.exec(["/bin/true"]).exit_code == 0
+    assert daemon.pool()["hits"] == before["hits"] + 1
+    done = subprocess.run(
+        [sys.executable, "-m", "atoll", "daemon", "prewarm", "--mode", "cloud"],
+        env=daemon.env, capture_output=True, text=True, timeout=WAIT,
+    )  # fmt: skip
+    assert done.returncode != 0 and "unknown compatibility mode" in done.stderr + done.stdout
+
+
 def test_ak_K16_stopping_the_daemon_gives_its_spares_up(daemon: PoolDaemon) -> None:
     daemon.atoll("daemon", "prewarm")
     daemon.atoll("daemon", "stop")

@@ -46,12 +46,12 @@ def start(arguments: Arguments) -> int:
 def prewarm(arguments: Arguments) -> int:
     """Pin the daemon and wait until its pool is as full as it wants to be."""
     link = open_link(arguments)
-    link.call(calls.post("/v1/daemon/pin", {}))
+    link.call(calls.post("/v1/daemon/pin", {"mode": arguments.mode}))
     until = time.monotonic() + STOP_DEADLINE
     while True:
         pool = link.call(calls.get("/v1/health"))["pool"]
         wanted = sum(kind["wanted"] for kind in pool["kinds"])
-        if pool["kinds"] and pool["ready"] >= wanted:
+        if pool["kinds"] and all(kind["ready"] >= kind["wanted"] for kind in pool["kinds"]):
             break
         if time.monotonic() > until or (not pool["enabled"] and pool["kinds"]):
             raise Timeout(
@@ -106,6 +106,9 @@ def status(arguments: Arguments) -> int:
         tell(f"Sandboxes: {health.get('sandboxes')}")
         pool = health["pool"]
         tell(f"Pool: {pool['ready']} warm, {pool['hits']} hits, {pool['misses']} misses")
+        tell(f"  of each kind: {pool['floor']} to {pool['ceiling']}")
+        for kind in pool["kinds"]:
+            tell(f"  {kind['runtime']}: {kind['ready']} of {kind['wanted']} warm")
     return 0
 
 

@@ -84,7 +84,8 @@ class Boxes:
         self._network = network
         self._config = config
         self._home = home
-        self.pool = Pool(backend, PoolSettings.of(config.pool))
+        self._spares = PoolSettings.of(config.pool)
+        self.pool = Pool(backend, self._spares)
 
     async def runtime(self, asked: str) -> str:
         return await self._backend.pick(asked if asked != "auto" else self._config.sandboxes.runtime)
@@ -113,12 +114,16 @@ class Boxes:
             "memory_mb": limits.memory_mb,
         }
 
-    async def prewarm(self) -> None:
-        """Keep spares of the default sandbox from now on."""
-        spec, _ = profiles.resolve(CreateSandbox())
+    async def prewarm(self, mode: str | None = None) -> None:
+        """Keep spares of the default sandbox, or of a mode's, from now on."""
+        spec, _ = profiles.resolve(CreateSandbox(mode=mode))
         runtime = await self.runtime("auto")
         plan = await self.plan(spec)
         self.pool.prewarm(plan.box("", runtime), plan.base_env)
+
+    def warmth(self) -> dict[str, Any]:
+        """The pool, and how many spares of each kind the operator wants at least and at most."""
+        return {**self.pool.status(), "floor": self._spares.floor, "ceiling": self._spares.ceiling}
 
     def claim(self, plan: Plan, wanted: BoxSpec) -> Box | None:
         """A warm sandbox; None is a cold start."""

@@ -20,7 +20,7 @@ async def health(rest: Rest, exchange: Exchange) -> None:
             "uptime_s": round(time.time() - rest.host.started_at, 3),
             "sandboxes": rest.core.store.count_live(),
             "home": str(rest.core.home),
-            "pool": rest.core.sandboxes.pool.status(),
+            "pool": rest.core.sandboxes.boxes.warmth(),
         }
     )
 
@@ -49,8 +49,11 @@ async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"stopping": True, "sandboxes": await rest.host.stop(request.force)})
 
 
-@route("POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do")
+@route("POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do, and warm sandboxes", model.Pin)
 async def pin(rest: Rest, exchange: Exchange) -> None:
+    request, boxes = await exchange.json(model.Pin), rest.core.sandboxes.boxes
     rest.host.pin()
     rest.core.sandboxes.keep_warm()
-    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": rest.core.sandboxes.pool.status()})
+    if request.mode is not None:
+        await boxes.prewarm(request.mode)
+    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": boxes.warmth()})

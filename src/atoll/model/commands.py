@@ -218,3 +218,9 @@ class Resize(Request, kw_only=True):
 
 class Stop(Request, kw_only=True):
     force: bool = False
+
+
+class Pin(Request, kw_only=True):
+    """`mode` wants warm sandboxes of a compatibility mode too."""
+
+    mode: str | None = None
