@@ -89,9 +89,12 @@ This page is made by `scripts/compat_agentkernel.py` from the names of the tests
 ## Not here
 
 Dockerfile builds (`--build`, `[build]`), volumes, `--source`, `--sudo`, ports of named sandboxes (`atoll sandbox expose`
-gives them a URL) and over HTTP and MCP, warm sandboxes for one agent's mode (`[daemon]` of a project's file: the pool is the
-operator's, `[pool]` of `config.toml`, and learns by itself what is used). They are not offered, and refused where a client
-sends them or a named file asks for them.
+gives them a URL) and over HTTP and MCP, `[daemon]` of a project's file (a warning says so). They are not offered, and refused
+where a client sends them or a named file asks for them.
+
+The pool is the operator's (`[pool]` of `config.toml`, `floor` and `ceiling`) and learns by itself what is used;
+`daemon prewarm --mode M` wants sandboxes of a mode from the start. `daemon status` counts them per kind, not per agent: modes
+that are isolated alike share theirs. A run that mounts the project is never served from it.
 
 | id | promise | tests |
 |---|---|---|

@@ -1,10 +1,12 @@
 """The benchmark's own arithmetic: what a round counts for, how goals are judged, and what people get to see of it."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from sandbox_lab import Lab
 
-from bench import chart, report, results
+from bench import chart, oneshot, programs, report, results
 from bench.__main__ import wanted
 from bench.measure import Contender, Goal, absent, figure_of, middle, race, worst_percent
 from bench.rows import PLANS
@@ -24,6 +26,20 @@ def test_times_and_rates_have_their_bad_end_on_the_other_side() -> None:
     assert middle(figures) == 51
     assert worst_percent(figures, "ms") == 100
     assert worst_percent(figures, "MB/s") == 2
+
+
+def test_ak_K21_a_command_that_fails_is_no_figure(lab: Lab) -> None:
+    """What is timed is a whole command with its exit status: of one that failed there is an error and no time."""
+    if why := lab.works("container"):
+        pytest.skip(f"container: {why}")
+    good, bad = (
+        Contender(code, partial(oneshot._atoll, lab, "container", code, "bash")) for code in ("exit 0", "exit 3")
+    )
+    shell, none = (Contender(code, programs.bare(["/bin/sh", "-c", code])) for code in ("exit 0", "exit 3"))
+    race([good, bad, shell, none], 2, "ms", 0, warm_up=False, say=lambda text: None)
+    assert [len(one.figures) for one in (good, bad, shell, none)] == [2, 0, 2, 0]
+    assert not good.failures and not shell.failures
+    assert all("exit 3" in text for text in (*bad.failures, *none.failures))
 
 
 def test_a_figure_is_the_time_unless_the_work_gave_one() -> None:

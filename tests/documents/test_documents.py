@@ -83,6 +83,23 @@ def test_the_python_of_the_readme_runs(lab: Lab) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n\n", "")
 
 
+@pytest.mark.parametrize("runtime", ["container", "gvisor"])
+def test_k8e_P29_the_time_to_start_is_published_for_each_runtime(runtime: str) -> None:
+    """Measured on the machine the page names, beside the bare engine in the same run."""
+    page = (ROOT / "docs/performance.md").read_text()
+    rows = page.partition(f"| **create and first command, {runtime}** |")[2].partition("| **")[0]
+    times = dict(re.findall(r"^\| ([\w ,]+?) \| ([\d.,]+) ms \|", rows, re.M))
+    assert any(name.startswith("atoll") for name in times) and len(times) >= 2, rows
+
+
+def test_k8e_P52_make_says_what_it_can_do_and_the_licence_is_apache() -> None:
+    shown = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    assert shown.returncode == 0 and {"setup", "test"} <= {line.split()[0] for line in shown.stdout.splitlines()}
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Apache License" in licence and "Version 2.0" in licence
+    assert "report it privately" in (ROOT / "SECURITY.md").read_text()
+
+
 def steady(line: str) -> str:
     """A line without what differs from run to run."""
     if not line.startswith("{"):
