@@ -1,6 +1,8 @@
 """What these tests share: whether a warm interpreter waits in a sandbox, and a run that certainly was served by it."""
 
 import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 from sandbox_lab import Lab, until
@@ -16,10 +18,26 @@ def counts(lab: Lab, box: Sandbox) -> dict[str, Any]:
 
 
 def heat(lab: Lab, box: Sandbox) -> None:
-    """Wait until an interpreter waits; a first run makes it start."""
-    if not counts(lab, box)["ready"]:
-        box.run("pass")
-        until(lambda: counts(lab, box)["ready"], f"a warm interpreter waits: {counts(lab, box)}")
+    """Wait until an interpreter waits."""
+    _heat(lambda: counts(lab, box), lambda: box.run("pass"))
+
+
+def _heat(look: Callable[[], dict[str, Any]], run: Callable[[], object]) -> None:
+    """A first run makes one start, and each run the next; when none has come for long another run is tried."""
+    again = 0.0
+
+    def waits() -> bool:
+        nonlocal again
+        found = look()
+        if found["ready"]:
+            return True
+        if time.monotonic() > again:
+            if again or not found["hits"] + found["misses"]:
+                run()
+            again = time.monotonic() + 10
+        return False
+
+    until(waits, f"a warm interpreter waits: {look()}")
 
 
 def warm(lab: Lab, box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
@@ -37,6 +55,25 @@ def cold(box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
 
 
 def told(result: ExecResult) -> tuple[Any, ...]:
-    """All that a caller learns of what a program did. Where an object lies in memory differs in any two runs."""
-    stdout, stderr = (re.sub(r"\b0x[0-9a-f]+", "0x", text) for text in (result.stdout, result.stderr))
+    """All that a caller learns of what a program did. Where an object lies in memory, and the pid, differ in any two runs."""
+    stdout, stderr = (re.sub(r"\b0x[0-9a-f]+|\(node:\d+\)", "0x", text) for text in (result.stdout, result.stderr))
     return result.exit_code, result.signal, result.status, stdout, stderr, result.stdout_bytes
+
+
+def node_counts(lab: Lab, box: Sandbox) -> dict[str, Any]:
+    found: dict[str, Any] = counts(lab, box)["node"]
+    return found
+
+
+def heat_node(lab: Lab, box: Sandbox) -> None:
+    """Wait until a Node waits."""
+    _heat(lambda: node_counts(lab, box), lambda: box.exec(["node", "-e", "0"]))
+
+
+def warm_node(lab: Lab, box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
+    """Run it, and make sure that it was not a cold start."""
+    heat_node(lab, box)
+    before = node_counts(lab, box)["hits"]
+    result = box.exec(argv, **options)
+    assert node_counts(lab, box)["hits"] == before + 1, "this was a cold start"
+    return result

@@ -33,7 +33,8 @@ const SIZE_MB: u64 = 120;
 #[derive(Default)]
 pub struct NodeWarm {
     waiting: Option<Waiting>,
-    since: Option<Instant>,
+    /// When Node was last run, or one was started for the first run.
+    asked: Option<Instant>,
     /// To be started when it is quiet.
     wanted: Option<Interpreter>,
     /// One like it was ready once, so that another need not be waited for.
@@ -44,6 +45,10 @@ pub struct NodeWarm {
 }
 
 impl NodeWarm {
+    fn is_idle(&self) -> bool {
+        self.asked.is_none_or(|when| when.elapsed() >= IDLE)
+    }
+
     pub fn pids(&self) -> impl Iterator<Item = i32> + '_ {
         self.waiting.iter().flat_map(|w| [w.shim.pid, w.main])
     }
@@ -64,6 +69,7 @@ impl Agent {
         if self.warm.wish.node && self.warm.wish.node_early {
             let found = self.launcher.look_up(b"node").ok();
             self.node.wanted = found.and_then(|found| Interpreter::look(c"node", &found));
+            self.node.asked = Some(Instant::now());
             self.at(Instant::now(), Timer::Node);
         }
     }
@@ -74,6 +80,7 @@ impl Agent {
             return None;
         }
         let interpreter = node::asked(plan)?;
+        self.node.asked = Some(Instant::now());
         let taken = self.find_waiting(&interpreter, plan);
         let pause = match taken {
             Some(_) => AFTER_HIT,
@@ -115,7 +122,12 @@ impl Agent {
         if !self.warm.wish.node || self.node.waiting.is_some() || self.node.deaths >= MOST_DEATHS {
             return;
         }
-        if self.memory_used_mb() + SIZE_MB > self.warm.wish.memory_mb / 2 {
+        let room = self.warm.wish.memory_mb / 2;
+        if room < SIZE_MB || self.memory_used_mb() + SIZE_MB > room {
+            if room >= SIZE_MB && !self.node.is_idle() {
+                self.node.wanted = Some(interpreter);
+                self.at(Instant::now() + LOOK, Timer::Node);
+            }
             return;
         }
         let announce = self.node.proven.as_ref() != Some(&interpreter);
@@ -127,7 +139,6 @@ impl Agent {
                     self.poll.set(waiting.voice(), token::of(token::WARM, VOICE), 0, IN);
                 }
                 self.node.waiting = Some(waiting);
-                self.node.since = Some(Instant::now());
                 self.at(Instant::now() + LOOK, Timer::NodeLook);
             }
             Err(_) => self.node.deaths += 1,
@@ -174,9 +185,8 @@ impl Agent {
         if self.node.waiting.is_none() {
             return;
         }
-        let idle = self.node.since.is_none_or(|since| since.elapsed() >= IDLE);
         let busy = self.procs.values().any(|p| p.exit.is_none());
-        if idle || busy && self.memory_used_mb() > self.warm.wish.memory_mb / 4 * 3 {
+        if self.node.is_idle() || busy && self.memory_used_mb() > self.warm.wish.memory_mb / 4 * 3 {
             return self.end_node();
         }
         self.at(Instant::now() + LOOK, Timer::NodeLook);

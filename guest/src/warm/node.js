@@ -13,14 +13,13 @@
 
   // What a closure of Node's own start can see is the way to its inner parts. The inspector shows it without any option.
   function innerParts() {
-    const session = new (evalRequire('inspector').Session)();
-    const ask = (method, parameters) => {
-      let answer;
-      session.post(method, parameters, (error, result) => {
-        if (error) throw new Error(error.message);
-        answer = result;
-      });
-      return answer;
+    let answer;
+    // The binding and not the module, which would load the one for workers: see `mendWorkers`.
+    const session = new (process.binding('inspector').Connection)((text) => { answer = JSON.parse(text); });
+    const ask = (method, params) => {
+      session.dispatch(JSON.stringify({ id: 1, method, params }));
+      if (!answer.result) throw new Error(method);
+      return answer.result;
     };
     const properties = (objectId) => ask('Runtime.getProperties', { objectId, ownProperties: true });
     const variables = (expression) => {
@@ -52,7 +51,6 @@
       delete globalThis.__take;
       return objectId;
     };
-    session.connect();
     try {
       const realm = pick(variables('process.binding'), ['internalBinding', 'primordials', 'requireBuiltin', 'compileFunction']);
       globalThis.__options = realm.requireBuiltin('internal/options').getOptionValue;
@@ -129,7 +127,7 @@
     const binding = inner.internalBinding('worker');
     binding.Worker = new Proxy(binding.Worker, {
       construct: (target, words, origin) => {
-        words[2] ??= words[1] === undefined ? words[2] : [];
+        words[2] ??= [];
         return Reflect.construct(target, words, origin);
       },
     });
@@ -166,13 +164,13 @@
     inner = innerParts();
     const { async_id_fields: ids, constants } = inner.internalBinding('async_wrap');
     counter = ids[constants.kAsyncIdCounter];
+    mendWorkers(inner);
     scripts = {};
     for (const name of ['internal/main/eval_string', 'internal/main/run_main_module']) {
       scripts[name] = inner.compileFunction(name);
     }
     // What almost every program needs for its first line of output.
     for (const name of ['internal/modules/run_main', 'net', 'internal/streams/readable', 'tty']) inner.requireBuiltin(name);
-    mendWorkers(inner);
     inner.noCode = undefined;
     // All that `-e` has put there: first the modules, in this order, then what belongs to the module.
     const names = Object.getOwnPropertyNames(globalThis);
