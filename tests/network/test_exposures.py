@@ -45,6 +45,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             for piece in (b"one", b"two"):
                 self.wfile.write(b"%x\\r\\n%s\\r\\n" % (len(piece), piece))
             self.wfile.write(b"0\\r\\n\\r\\n")
+        elif self.path == "/login":
+            self.reply(b"in", Set_Cookie="session=mine; Path=/deep; HttpOnly; Domain=127.0.0.1")
         elif self.path == "/hang":
             self.connection.recv(1)
         else:
@@ -145,6 +147,21 @@ def test_a_site_of_its_own(web: Web) -> None:
     assert web.found["site_url"] == f"http://{web.token}.localhost:{web.port}/"
     seen = json.loads(web.ask("/a/b", Host=f"{web.token}.localhost:{web.port}").body)
     assert seen["path"] == "/a/b"
+
+
+@pytest.mark.parametrize(
+    "browser", [{"User_Agent": "Mozilla/5.0 (X11)"}, {"Sec_Fetch_Site": "none"}], ids=["name", "fetch"]
+)
+def test_a_browsers_cookies_of_others_stay_out(web: Web, browser: dict[str, str]) -> None:
+    """Those of another server on loopback, and of another sandbox, go with every request of a browser; its own come back."""
+    given = web.ask("login", **browser).headers["set-cookie"]
+    pair, *attributes = given.split("; ")
+    assert set(attributes) == {"HttpOnly", f"Path={web.path.rstrip('/')}/deep"} and pair.endswith(".session=mine")
+    jar = f"jupyter=secret; {pair}; 0123456789abcdef.session=of-another-sandbox; session=forged"
+    assert json.loads(web.ask("page", Cookie=jar, **browser).body)["headers"]["cookie"] == "session=mine"
+    assert "cookie" not in json.loads(web.ask("page", Cookie="jupyter=secret", **browser).body)["headers"]
+    plain = json.loads(web.ask("page", Cookie="a=1; b=2").body)["headers"]["cookie"]
+    assert plain == "a=1; b=2"  # a program that is no browser says what it means
 
 
 def test_bodies_of_every_kind_pass(web: Web) -> None:

@@ -18,6 +18,7 @@ from atoll import errors
 from atoll.core.exposures import Exposures, Target
 from atoll.core.ports import Ports, Tunnel
 from atoll.core.store import Store
+from atoll.gateway import cookies
 
 log = logging.getLogger("atoll.exposed")
 
@@ -199,7 +200,7 @@ class _Exchange:
             await tunnel.send(head or b"")
             upwards = asyncio.ensure_future(self._upwards(inside, tunnel))
             try:
-                await self._downwards(inside, read, bool(prefix))
+                await self._downwards(inside, read, prefix, bool(prefix) and cookies.is_browser(list(request.headers)))
                 if inside.our_state is h11.SWITCHED_PROTOCOL:
                     upwards.cancel()
                     await asyncio.wait([upwards])
@@ -227,7 +228,7 @@ class _Exchange:
             if not isinstance(event, h11.Data):
                 return
 
-    async def _downwards(self, inside: h11.Connection, read: Read, shared_origin: bool) -> None:
+    async def _downwards(self, inside: h11.Connection, read: Read, prefix: str, to_browser: bool) -> None:
         """The answer, and everything before it."""
         while True:
             try:
@@ -237,7 +238,10 @@ class _Exchange:
                     raise ConnectionResetError(str(error)) from None
                 raise Refused(502, "the sandbox did not answer in HTTP") from None
             if isinstance(event, h11.InformationalResponse | h11.Response):
-                event = _answer(event, shared_origin)
+                event = _answer(event, bool(prefix))
+                if to_browser:
+                    confined = cookies.outward(list(event.headers), prefix)
+                    event = type(event)(status_code=event.status_code, headers=confined, reason=event.reason)
                 self._answered = self._answered or isinstance(event, h11.Response) or event.status_code == 101
             if isinstance(event, h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage):
                 await self._write(self._outside.send(event))
@@ -313,6 +317,7 @@ def _request_headers(request: h11.Request, target: Target, prefix: str) -> Heade
         (b"x-forwarded-proto", b"http"),
     ]
     if prefix:
+        headers = cookies.inward(headers, prefix) if cookies.is_browser(headers) else headers
         headers.append((b"x-forwarded-prefix", prefix.encode("latin-1")))
     return headers
 
