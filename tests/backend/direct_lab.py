@@ -5,6 +5,7 @@ import ctypes
 import os
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def outside(pid: int, base: int) -> dict[str, Any]:
         "status": {key: status[key].split() for key in STATUS if key in status and key not in ("Uid", "Gid")},
         "numbers": [len(status[key].split()) for key in ("NStgid", "NSpid", "NSpgid", "NSsid")],
         "leads": [status[key].split()[0] == str(pid) for key in ("NSpgid", "NSsid")],
-        "fds": {fd: re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{fd}")) for fd in os.listdir(f"/proc/{pid}/fd")},
+        "fds": {fd: re.sub(r"\d+", "", os.readlink(f"/proc/{pid}/fd/{fd}")) for fd in range(4)},
         "places": [os.readlink(f"/proc/{pid}/{name}") for name in ("cwd", "root", "exe")],
         "spaces": {kind: os.readlink(f"/proc/{pid}/ns/{kind}") != link for kind, link in own.items()},
         "oom": Path(f"/proc/{pid}/oom_score_adj").read_text(),
@@ -116,6 +117,15 @@ def outside(pid: int, base: int) -> dict[str, Any]:
         ],
         "slack": Path(f"/proc/{pid}/timerslack_ns").read_text(),
     }
+
+
+def opened(pid: int) -> list[str]:
+    """The files a process holds, with no word about sockets, pipes and the like; those come and go with the agent's work."""
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return [path for path in found if path.startswith("/") and path != "/dev/null"]
 
 
 def groups_of(pid: int) -> dict[str, str]:
