@@ -46,6 +46,14 @@ def test_ak_K2_exit_codes_and_streams(cli: Cli) -> None:
     assert slow.code == 124 and slow.stdout == b"before\n"
 
 
+def test_a_program_nothing_knows_fetches_no_image(cli: Cli) -> None:
+    """A slip of the pen is told at once, and not after an image was built in which the program is missing too."""
+    before = cli.ok("image", "list", "--json").json["images"]
+    missing = cli("run", "pyhton3", "-c", "print(1)")
+    assert missing.code == 127 and b"pyhton3" in missing.stderr
+    assert cli.ok("image", "list", "--json").json["images"] == before
+
+
 def test_ak_K3_stdin_is_passed_on_byte_for_byte(cli: Cli) -> None:
     data = bytes(range(256)) * 4000
     assert cli.ok("run", "cat", stdin=data).stdout == data
@@ -279,7 +287,7 @@ def test_ak_P3_the_directory_is_asked_when_the_command_says_nothing(
     os.mkfifo(project / "Procfile")
     (project / os.fsdecode(b"\xff\n.txt")).touch()
     assert cli.ok("run", "true").stdout == b""
-    assert chosen("some-tool") == ("base", "some-tool") and chosen() == ("base", "")
+    assert chosen("some-tool") == ("auto", "some-tool") and chosen() == ("base", "")
     (project / "Procfile").unlink()
     (project / "Procfile").write_text("# web: node x\nweb: python3 -m http.server\n")
     assert chosen("some-tool") == ("python", "some-tool") and chosen("node", "x") == ("node", "node")

@@ -5,7 +5,7 @@ from typing import Any
 
 from atoll import errors, model
 from atoll.core.credentials import require
-from atoll.core.images import StoredImages
+from atoll.core.images import AUTO, StoredImages
 from atoll.gateway import frames
 from atoll.gateway.exchange import Exchange
 from atoll.gateway.rest import Rest, route
@@ -32,9 +32,11 @@ async def detect(rest: Rest, exchange: Exchange) -> None:
 @route("POST", "/v1/images/detect", "The image for a command in a directory", model.DetectImage)
 async def detect_here(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.DetectImage)
-    image, _ = await asyncio.to_thread(
+    image, is_default = await asyncio.to_thread(
         _images(rest).detect, request.program, request.runtime, sorted(request.names), request.procfile
     )
+    if is_default and request.program:  # for a program nothing knows no image is fetched, which by its name it would be
+        image = AUTO
     await exchange.answer({"program": request.program, "image": image})
 
 
