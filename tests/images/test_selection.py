@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from image_lab import Member, RegistryServer, build_image, make_tar
 
-from atoll.errors import AtollError, ImageNotAllowed, NotFound
+from atoll.errors import AtollError, ImageNotAllowed, NotFound, Unavailable
 from atoll.images import Allowlist, Catalog, HostImage, ImageStore, Progress, detect, obtain
 from atoll.images.catalog import CatalogImage
 
@@ -114,6 +114,19 @@ def test_when_neither_pull_nor_build_works_both_reasons_are_told(
     assert "pulled" in caught.value.message and "mmdebstrap" in caught.value.message
     assert "apt-get install mmdebstrap" in caught.value.hint
     assert caught.value.code == "unsupported"
+
+
+@pytest.mark.parametrize(("name", "hint"), [("shel:3", "did you mean `shell`?"), ("zzzz", "one of host, shell")])
+def test_a_word_that_no_registry_has_gets_a_name_that_needs_none(
+    store: ImageStore, catalog: Catalog, monkeypatch: pytest.MonkeyPatch, name: str, hint: str
+) -> None:
+    def pull(*_: object, **__: object) -> None:
+        raise Unavailable("cannot reach the registry")
+
+    monkeypatch.setattr(store, "pull", pull)
+    with pytest.raises(Unavailable) as caught:
+        obtain(detect([], None, catalog, explicit=name), store, catalog)
+    assert caught.value.hint == f"without a registry: {hint}"
 
 
 def test_detection_does_not_need_a_project(

@@ -15,6 +15,7 @@ from atoll.images.host import HostImage
 from atoll.images.image import Image
 from atoll.images.progress import ProgressCallback, silent
 from atoll.images.store import ImageStore
+from atoll.profiles import nearest
 
 ANY_IMAGE = Allowlist()
 _TRY_NEXT = (Unavailable, NotFound, PermissionDenied, ImageError)
@@ -81,6 +82,9 @@ def _named(
         stand_in = catalog.by_reference(name)
         if stand_in is not None and stand_in.debian and not error.hint:
             error.hint = f"the catalog name `{stand_in.name}` can be built from Debian packages"
+        if "/" not in name and not error.hint:
+            without_registry = [HOST, *(image.name for image in catalog.images if image.debian)]
+            error.hint = "without a registry: " + nearest(name.partition(":")[0], without_registry)
         raise
 
 
