@@ -15,6 +15,7 @@ from rootless_lab import User, delegated, until
 pytestmark = pytest.mark.serial
 
 RUNTIMES = ["container", pytest.param("gvisor", marks=pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc"))]
+PLANT = "for place in /workspace /usr/bin /tmp; do cp /usr/bin/id $place/planted; chmod 4755 $place/planted; done"
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -150,6 +151,13 @@ def test_another_user_sees_nothing(user: User) -> None:
                 ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", *look, str(place)], capture_output=True
             )
             assert done.returncode != 0, place
+        # Root inside is the user outside: a set-uid program made there would be the user's, for whoever can start it.
+        user.json("sandbox", "run", PLANT, "--lang", "bash", "--session-id", session)
+        planted = [path for path in home.glob(f"boxes/{session.removeprefix('sess-')}/**/planted")]
+        assert planted and all(path.stat().st_mode & 0o4000 and path.stat().st_uid == user.uid for path in planted)
+        for path in planted:
+            start = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", '"$0" -u', str(path)]
+            assert subprocess.run(start, capture_output=True).stdout == b"", path
     finally:
         user.home.chmod(0o700)
         user.json("sandbox", "destroy", session)
