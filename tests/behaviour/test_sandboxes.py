@@ -46,7 +46,7 @@ def test_k8e_P13_D16_destroy_ends_everything(lab: Lab, runtime: str) -> None:
     with pytest.raises((errors.SandboxGone, errors.NotFound)):
         first.exec("true")
     until(lambda: not alive(init), "its init is gone")
-    assert [p for p in Path(lab.home).glob("*/*") if p.name == first.id] == []
+    until(lambda: not [p for p in Path(lab.home).glob("*/*") if p.name == first.id], "its files are gone")
     with lab.sandbox(runtime=runtime) as second:
         assert second.exec(f"ls {marks} 2>/dev/null; ps ax | grep '[s]leep 631'").stdout == ""
         assert second.files.list("/workspace") == []

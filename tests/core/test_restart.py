@@ -94,7 +94,10 @@ def test_kills_at_random_moments_lose_no_sandbox(own_daemon: DaemonProcess) -> N
     assert living >= {box.id for box in kept}
     for sandbox in living - {box.id for box in kept}:  # finished creates whose answer was lost
         Box(own_daemon, sandbox).destroy()
-    assert {path.name for path in (own_daemon.home / "boxes").iterdir() if len(path.name) == 20} <= {b.id for b in kept}
+    boxes = own_daemon.home / "boxes"
+    until(
+        lambda: {n for n in os.listdir(boxes) if len(n) == 20} <= {b.id for b in kept}, "only the kept ones have disks"
+    )
 
 
 def test_an_end_that_came_meanwhile_is_executed_before_serving(own_daemon: DaemonProcess) -> None:
