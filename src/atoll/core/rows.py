@@ -50,7 +50,7 @@ def unsuited(row: Row) -> errors.AtollError:
     """Why a sandbox that is not alive cannot do what was asked."""
     if row["state"] in ("ended", "ending"):
         return gone(row["id"], row["end_kind"] or "lost", row["end_detail"] or "", row["end_by"] or "")
-    hint = "start it first" if row["state"] == "stopped" else ""
+    hint = f"start it first: atoll start {row['name'] or row['id']}" if row["state"] == "stopped" else ""
     return errors.FailedPrecondition(f"the sandbox is {row['state']}", hint=hint)
 
 
