@@ -157,7 +157,7 @@ inherited: set[str] = set()  # children from before the backend was made: orphan
 
 
 def children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in _words(path)}  # a thread may end meanwhile
 
 
 def _zombies() -> list[str]:
