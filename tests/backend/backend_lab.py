@@ -157,7 +157,8 @@ inherited: set[str] = set()  # children from before the backend was made: orphan
 
 
 def children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in _words(path)}  # a thread may end meanwhile
+    tasks = Path("/proc/self/task").glob("*/children")  # of which one may end meanwhile
+    return {pid for path in tasks for pid in _words(path)}
 
 
 def _zombies() -> list[str]:
