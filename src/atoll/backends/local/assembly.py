@@ -180,6 +180,13 @@ class Assembly:
             said = boot_log(self._run / "boot.log") or boot_log(self._run / "engine.log")
             raise Internal(f"{self._engine.name} could not start the sandbox: {said or status}")
 
+    def _filter(self) -> str | None:
+        """What the agent installs before it listens: everything where the engine does not, and what the host's files need."""
+        set_id = all(mount.read_only for mount in self._spec.mounts)
+        if self._engine.inside:
+            return filters.program(self._spec.seccomp, set_id=set_id).hex()
+        return None if set_id else filters.no_set_id().hex()
+
     def _doors(self, group: Group) -> list[str]:
         """The groups to be in before the engine starts; runc joins them itself."""
         if self._engine.direct:
@@ -272,7 +279,7 @@ class Assembly:
             "listen_fd": None if self._engine.inside else HANDED_FD,
             "dial": f"{DIAL_TARGET}/{SOCKET}" if self._engine.inside else None,
             "rlimits": rlimits,
-            "filter": filters.program(spec.seccomp).hex() if self._engine.inside else None,
+            "filter": self._filter(),
         }
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
         os.write(fd, json.dumps(message).encode())
@@ -327,7 +334,7 @@ class Assembly:
             "limits": self._spec.limits.to_json(),
             "enforced": enforced,
             "workspace": self._spec.workspace if self._workspace else None,
-            "needs": ["filter"] if self._engine.inside else [],
+            "needs": ["filter"] if self._filter() else [],
             **self._secrets,
         }
 

@@ -35,16 +35,43 @@ _KILLED: Code = [(_RETURN, 0, 0, _KILL)]
 
 
 @cache
-def program(name: str = "default") -> bytes:
+def program(name: str = "default", *, set_id: bool = True) -> bytes:
     """An array of `struct sock_filter`, in the order of bytes of the machine itself."""
+    return _whole(_ranges(_verdicts(name) | ({} if set_id else _no_set_id())))
+
+
+@cache
+def no_set_id() -> bytes:
+    """A program that refuses only that: for a sandbox whose engine has installed the rest."""
+    return _whole(_ranges(_no_set_id(), _end()))
+
+
+def _whole(ranges: list[tuple[int, Code]]) -> bytes:
     steps: Code = [
         (_LOAD, 0, 0, _ARCH_AT),
         (_EQUAL, 1, 0, AUDIT_ARCHITECTURES[machine_name()]),
         *_REFUSE,
         (_LOAD, 0, 0, _NUMBER_AT),
-        *_choose(_ranges(_verdicts(name))),
+        *_choose(ranges),
     ]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
+
+
+def _no_set_id() -> dict[int, Code]:
+    known = numbers()
+    found = {known[call]: _clear((at, seccomp.SET_ID)) for call, at in seccomp.MODE_OF.items() if call in known}
+    for call, (flags, mode) in seccomp.FLAGS_AND_MODE_OF.items():
+        if call in known:
+            found[known[call]] = _clear((flags, seccomp.CREATING), (mode, seccomp.SET_ID))
+    return {**found, known["openat2"]: _end(errno.ENOSYS)}
+
+
+def _clear(*ways: tuple[int, int]) -> Code:
+    """Allowed when, of one of these arguments, none of these bits is set. The kernel, too, looks at the low half alone."""
+    steps: Code = []
+    for left, (index, bits) in zip(range(len(ways) - 1, -1, -1), ways, strict=True):
+        steps += [(_LOAD, 0, 0, _ARGUMENT_AT + 8 * index), (_ANY_BIT, 0, 2 * left + 1, bits)]
+    return [*steps, *_REFUSE, *_end()]
 
 
 @cache

@@ -9,6 +9,7 @@ not dumpable and nobody holds CAP_SYS_PTRACE.
 """
 
 import errno
+import os
 import platform
 from functools import cache
 from typing import Any
@@ -75,6 +76,24 @@ _WITHOUT = {"default": "", "moderate": "", "ai-agent": _PEEKING, "restrictive": 
 # Inside gVisor also attributes of a symbolic link: it says EBADF to them, and `ls -l` fails on that.
 ABSENT = {"clone3": errno.ENOSYS}
 ABSENT_INSIDE = {**ABSENT, "lgetxattr": errno.EOPNOTSUPP, "llistxattr": errno.EOPNOTSUPP}
+
+# Where a directory of the host can be written, nothing in it may become a program that runs as its owner for whoever starts it.
+# Every call that gives a mode, and where it does; one that opens gives one only when it makes a file. The mode that openat2 gives
+# cannot be seen: it does not exist there.
+SET_ID = 0o6000
+CREATING = os.O_CREAT | 0o20_000_000  # the bit of O_TMPFILE that is its own
+MODE_OF = {
+    "chmod": 1,
+    "fchmod": 1,
+    "fchmodat": 2,
+    "fchmodat2": 2,
+    "creat": 1,
+    "mkdir": 1,
+    "mkdirat": 2,
+    "mknod": 1,
+    "mknodat": 2,
+}
+FLAGS_AND_MODE_OF = {"open": (1, 2), "openat": (2, 3)}
 
 
 def allowed(name: str) -> set[str]:
