@@ -154,6 +154,15 @@
     handle.close(start);
   }
 
+  // What almost every program needs for its first line of output is loaded and has been compiled.
+  function practise(inner) {
+    for (const name of ['internal/modules/run_main', 'net', 'tty']) inner.requireBuiltin(name);
+    const { Writable } = inner.requireBuiltin('stream');
+    const { Console } = inner.requireBuiltin('internal/console/constructor');
+    const nowhere = new Writable({ write: (data, encoding, done) => done() });
+    new Console({ stdout: nowhere, stderr: nowhere, colorMode: false }).log('%s', 'x', 1, { a: [1] });
+  }
+
   const major = Number(process.versions.node.split('.')[0]);
   let inner, scripts;
   const loaded = process.moduleLoadList.length; // with `-e`; a file has not got those that come after the last of its own
@@ -169,8 +178,7 @@
     for (const name of ['internal/main/eval_string', 'internal/main/run_main_module']) {
       scripts[name] = inner.compileFunction(name);
     }
-    // What almost every program needs for its first line of output.
-    for (const name of ['internal/modules/run_main', 'net', 'internal/streams/readable', 'tty']) inner.requireBuiltin(name);
+    practise(inner);
     inner.noCode = undefined;
     // All that `-e` has put there: first the modules, in this order, then what belongs to the module.
     const names = Object.getOwnPropertyNames(globalThis);
