@@ -1,6 +1,6 @@
 //! The shim: a forked subreaper above every process the agent starts. It waits for the process and for every orphan the
 //! process leaves, so that the whole tree stays below one pid. One spare shim is kept ready, which makes starting a
-//! process a message, a fork and an exec.
+//! process a message, a fork and an exec. A shim below which nothing is left can be the next spare.
 
 use std::ffi::CString;
 use std::io;
@@ -40,6 +40,8 @@ pub enum Report {
         sys_us: u64,
         max_rss_kb: u64,
     },
+    /// The process has ended, nothing is left below, and the shim waits for another spec.
+    Idle,
 }
 
 /// Which step before the exec went wrong.
@@ -74,10 +76,16 @@ const STACK: usize = 64 * 1024;
 
 /// Forks a shim that waits for its spec.
 pub fn spare() -> io::Result<Shim> {
-    fork_shim(|control| match spec::receive(control) {
-        Some((spec, fds)) => run(control, &spec, fds),
-        None => exit_now(),
-    })
+    fork_shim(serve)
+}
+
+/// Takes one spec after another, until the agent lets go of it or something is not as it should be.
+fn serve(control: RawFd) {
+    while let Some((spec, fds)) = spec::receive(control) {
+        if !run(control, &spec, fds) {
+            return;
+        }
+    }
 }
 
 /// Gives the spec to the spare, or to a shim of its own when there is none or the spec is large.
@@ -101,7 +109,11 @@ fn launch_fresh(spec: &Spec, fds: SpecFds) -> io::Result<Shim> {
         // SAFETY: the parent's descriptors were copied by the fork and belong to this process alone.
         let owned: Vec<OwnedFd> = raw.iter().map(|fd| unsafe { std::os::fd::FromRawFd::from_raw_fd(*fd) }).collect();
         match SpecFds::try_from(owned) {
-            Ok(owned) => run(control, spec, owned),
+            Ok(owned) => {
+                if run(control, spec, owned) {
+                    serve(control);
+                }
+            }
             Err(_) => exit_now(),
         }
     });
@@ -118,6 +130,7 @@ pub fn decode_report(raw: &[u8; REPORT_BYTES]) -> Option<Report> {
         2 => Report::Failed { stage: Stage::from_number(next()), errno: next() as i32 },
         4 => Report::Born { pid: next() as i32 },
         5 => Report::Ready { pid: next() as i32, shim: next() as i32 },
+        6 => Report::Idle,
         3 => Report::Exited { status: next() as i32, user_us: next(), sys_us: next(), max_rss_kb: next() },
         _ => return None,
     })
@@ -156,7 +169,7 @@ pub fn adopt(control: RawFd, main: i32) {
         }
     }
     report(control, [5, main as u64, std::process::id().into(), 0, 0]);
-    watch(control, main);
+    let _ = watch(control, main);
 }
 
 fn pointers(list: &[CString]) -> Vec<*const libc::c_char> {
@@ -220,8 +233,8 @@ extern "C" fn be_born(birth: *mut libc::c_void) -> libc::c_int {
     127
 }
 
-/// Starts the process, tells how it ended, and stays until nothing is left below.
-fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
+/// Starts the process, tells how it ended, and stays until nothing is left below. Whether it can take another one.
+fn run(control: RawFd, spec: &Spec, fds: SpecFds) -> bool {
     let mut birth = Birth::new(spec, &fds, control);
     let mut stack = vec![0u128; STACK / 16];
     let main = unsafe {
@@ -236,18 +249,25 @@ fn run(control: RawFd, spec: &Spec, fds: SpecFds) {
     // The child may have changed ids, which touches this flag of the memory both had.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) };
     if main < 0 {
-        return report(control, [2, Stage::Fork as u64, errno as u64, 0, 0]);
+        report(control, [2, Stage::Fork as u64, errno as u64, 0, 0]);
+        return false;
     }
     if let Some((stage, errno)) = failure {
         unsafe { libc::waitpid(main, std::ptr::null_mut(), 0) };
-        return report(control, [2, stage as u64, errno as u64, 0, 0]);
+        report(control, [2, stage as u64, errno as u64, 0, 0]);
+        return false;
     }
     report(control, [1, main as u64, 0, 0, 0]);
-    watch(control, main);
+    let empty = watch(control, main);
+    if empty {
+        report(control, [6, 0, 0, 0, 0]);
+    }
+    empty
 }
 
-/// Reaps until nothing is left below, and reports the end of the main process.
-fn watch(control: RawFd, main: i32) {
+/// Reaps until nothing is left below, and reports the end of the main process. Whether it saw all that.
+fn watch(control: RawFd, main: i32) -> bool {
+    let mut told = false;
     loop {
         match next_death() {
             Ok((pid, status, usage)) if pid == main => {
@@ -255,12 +275,13 @@ fn watch(control: RawFd, main: i32) {
                 let (user, sys) = (micros(usage.ru_utime), micros(usage.ru_stime));
                 report(control, [3, status as u64, user, sys, usage.ru_maxrss as u64]);
                 unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+                told = true;
             }
             Ok((pid, _, _)) => unsafe {
                 libc::waitpid(pid, std::ptr::null_mut(), 0);
             },
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
-            Err(_) => return,
+            Err(error) => return told && error.raw_os_error() == Some(libc::ECHILD),
         }
     }
 }

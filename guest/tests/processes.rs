@@ -341,3 +341,28 @@ fn killed_shim() {
     }
     assert_eq!(host.shell("after", "echo fine").text(), "fine\n");
 }
+
+/// A shim below which nothing is left serves the next command; one that still has somebody below it, or was killed, does not.
+#[test]
+fn shims_are_used_again_when_nothing_is_left_below() {
+    let agent = Agent::start();
+    let mut host = agent.connect();
+    let mut parents = (0..200).map(|i| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        host.shell(&format!("p{i}"), "echo $PPID").text()
+    });
+    let mut before = parents.next().unwrap();
+    let again = parents.any(|parent| std::mem::replace(&mut before, parent.clone()) == parent);
+    assert!(again, "no shim served twice");
+    drop(parents);
+    let busy = host.shell("busy", "sleep 300 >/dev/null 2>&1 & echo $PPID").text();
+    for i in 0..20 {
+        assert_ne!(host.shell(&format!("n{i}"), "echo $PPID").text(), busy);
+    }
+    let shell = argv(&["/bin/sh", "-c", "echo $PPID; sleep 300"]);
+    let done = host.exec(map([("id", "late".into()), ("argv", shell), ("timeout_ms", 300.into())]));
+    assert_eq!(done.exit()["timed_out"].as_bool(), Some(true));
+    for i in 0..20 {
+        assert_ne!(host.shell(&format!("o{i}"), "echo $PPID").text(), done.text());
+    }
+}

@@ -9,7 +9,7 @@ use crate::op::{map, OpError};
 use crate::pipes::Got;
 use crate::procs::{Exit, Killing, Proc, Step};
 use crate::proctree;
-use crate::shim::{self, Report, REPORT_BYTES};
+use crate::shim::{self, Report, Shim, REPORT_BYTES};
 use crate::sys::{self, IN, OUT};
 use crate::wire;
 
@@ -19,7 +19,9 @@ const START_TIME: Duration = Duration::from_secs(20);
 const TELL_TIME: Duration = Duration::from_secs(5);
 const MOST_REPORTS: usize = 16;
 /// A command that runs for longer does not notice when the next one's spares are made beside it.
-const FIRST: Duration = Duration::from_millis(5);
+const FIRST: Duration = Duration::from_millis(25);
+/// A command that has ended leaves a shim that can be the next spare, a moment later.
+const LEAVES: Duration = Duration::from_millis(1);
 
 impl Agent {
     /// Makes what the next commands will find ready, when that takes no processor from a command that has just begun.
@@ -34,7 +36,11 @@ impl Agent {
     }
 
     pub(super) fn stand_back(&mut self) {
-        let until = Instant::now() + FIRST;
+        self.stand_back_for(FIRST);
+    }
+
+    fn stand_back_for(&mut self, time: Duration) {
+        let until = Instant::now() + time;
         self.come_back();
         self.calm_at = Some(until);
         self.at(until, Timer::Calm);
@@ -168,6 +174,7 @@ impl Agent {
             Report::Exited { status, user_us, sys_us, max_rss_kb } => {
                 self.on_exit(key, status, user_us, sys_us, max_rss_kb);
             }
+            Report::Idle => self.on_idle(key),
             // It has started once, whatever is said of that later.
             _ if self.procs.get(&key).is_none_or(|p| p.pid > 0) => {}
             Report::Born { pid } => {
@@ -179,6 +186,20 @@ impl Agent {
             Report::Ready { .. } => {}
             Report::Failed { .. } => self.on_failed(key, report),
         }
+    }
+
+    /// Nothing is left below the shim, which may serve the next command. One that was stopped for a kill is let go.
+    fn on_idle(&mut self, key: u32) {
+        let Some(proc) = self.procs.get_mut(&key).filter(|p| p.exit.is_some() && p.shim > 0) else { return };
+        let Some(control) = proc.control.take() else { return };
+        self.poll.set(control.as_raw_fd(), token::of(token::CONTROL, key), IN, 0);
+        if proc.killed_by_us || proc.killing.is_some() || proc.pty || self.spare.is_some() {
+            return;
+        }
+        let pid = std::mem::take(&mut proc.shim);
+        self.spare = Some(Shim { pid, control });
+        self.come_back();
+        self.after_kill(key);
     }
 
     /// The shim is dead and reaped. Normally everything is over; if it was killed, its children are ours now.
@@ -218,7 +239,9 @@ impl Agent {
             self.timers.remove(&(timeout, Timer::Timeout(key)));
         }
         proc.ended(exit);
-        self.come_back();
+        if self.calm_at.is_some() {
+            self.stand_back_for(LEAVES);
+        }
         self.on_output(key, 0);
         self.on_output(key, 1);
         self.after_kill(key);
