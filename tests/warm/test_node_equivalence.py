@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from node_programs import FILES, LINES
+from node_programs import FILES, LINES, MORE
 from sandbox_lab import Lab
 from warmth import cold, told, warm_node
 
@@ -34,6 +34,11 @@ def same(lab: Lab, box: Sandbox, argv: list[str], **options: object) -> None:
 @pytest.mark.parametrize("at", range(len(LINES)))
 def test_a_line_of_code(lab: Lab, place: Sandbox, at: int) -> None:
     same(lab, place, ["node", "-e", LINES[at], "first", "-x", "zwei ü"])
+
+
+@pytest.mark.parametrize("at", range(len(MORE)))
+def test_another_line_of_code(lab: Lab, line_place: Sandbox, at: int) -> None:
+    same(lab, line_place, ["node", "-e", MORE[at]])
 
 
 @pytest.mark.parametrize("at", range(0, len(LINES), 2))
