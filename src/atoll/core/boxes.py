@@ -137,6 +137,8 @@ class Boxes:
         box = await self._backend.create(wanted) if spare is None else spare
         live = Live({**row, "state": "running"}, box)
         live.network = self._network
+        if spare is not None:
+            live.client = self.pool.greeted(spare) or live.client
         try:
             async with asyncio.timeout(AGENT_TIMEOUT):
                 if spare is None:
@@ -167,7 +169,8 @@ async def _both(*work: Coroutine[Any, Any, Any]) -> None:
 
 async def _fit(spare: Box, wanted: BoxSpec) -> None:
     """Give a claimed sandbox all that a cold start would have given it, before any of the caller's code runs."""
-    await spare.update_limits(wanted.limits)
+    if spare.record["limits"] != wanted.limits.to_json():
+        await spare.update_limits(wanted.limits)
     held = spare.enforced()
     if missing := sorted(name for name in wanted.required if not held.get(name, False)):
         raise errors.Unsupported(

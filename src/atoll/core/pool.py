@@ -21,6 +21,7 @@ from atoll.backends.contract import Backend, Box, BoxSpec
 from atoll.core.access import new_id
 from atoll.core.doze import RUNTIMES as DOZING
 from atoll.core.live import connect
+from atoll.guest import GuestClient
 
 log = logging.getLogger("atoll.pool")
 
@@ -100,6 +101,7 @@ class Pool:
         self._filler: asyncio.Task[None] | None = None
         self.enabled = False
         self._asleep: set[str] = set()
+        self._greeted: dict[str, GuestClient] = {}  # of each spare, the channel that was opened when it was made
         self._cold = 0  # callers' cold starts under way
         self.counts: dict[str, int] = defaultdict(int)  # hits, misses, made, discarded, failed
 
@@ -124,6 +126,10 @@ class Pool:
         self.counts["misses" if box is None else "hits"] += 1
         self._wake.set()
         return box
+
+    def greeted(self, box: Box) -> GuestClient | None:
+        """The open channel to a claimed sandbox, once; whoever takes it closes it."""
+        return self._greeted.pop(box.id, None)
 
     @contextmanager
     def stand_back(self, *, cold: bool) -> Iterator[None]:
@@ -158,7 +164,7 @@ class Pool:
         boxes = [box for shelf in self._shelves.values() for _, box in shelf.spares]
         for shelf in self._shelves.values():
             shelf.spares.clear()
-        await asyncio.gather(*(self._discard(box) for box in boxes))
+        await asyncio.gather(*(self.discard(box) for box in boxes))
 
     async def close(self) -> None:
         self.enabled = False
@@ -206,11 +212,10 @@ class Pool:
         box = await self._backend.create(_blank(shelf))
         try:
             async with asyncio.timeout(READY_TIMEOUT):
-                client = connect(box)
+                client = self._greeted[box.id] = connect(box)
                 await client.connection()
-                await client.close()
         except BaseException:
-            await asyncio.shield(self._discard(box))
+            await asyncio.shield(self.discard(box))
             raise
         self.counts["made"] += 1
         shelf.spares.append((time.monotonic(), box))
@@ -227,7 +232,7 @@ class Pool:
         for key, shelf in list(self._shelves.items()):
             wanted = self._wanted(shelf)
             while shelf.spares and (len(shelf.spares) > wanted or now - shelf.spares[0][0] > MAX_AGE):
-                await self._discard(shelf.spares.popleft()[1])
+                await self.discard(shelf.spares.popleft()[1])
             if not shelf.spares and wanted == 0:
                 del self._shelves[key]
             elif key.runtime in DOZING:
@@ -244,7 +249,7 @@ class Pool:
             except errors.Unsupported:
                 pass  # not on this host
             except BaseException:
-                await asyncio.shield(self._discard(box))
+                await asyncio.shield(self.discard(box))
                 raise
             self._asleep.add(box.id)
             shelf.spares = deque(sorted([*shelf.spares, (made, box)], key=lambda spare: spare[0]))
@@ -259,10 +264,13 @@ class Pool:
         recent = len(shelf.claims)
         return max(self._settings.floor, min(self._settings.ceiling, 1 + recent // 10))
 
-    async def _discard(self, box: Box) -> None:
+    async def discard(self, box: Box) -> None:
+        """Give up one that nobody has used."""
         self.counts["discarded"] += 1
         self._asleep.discard(box.id)
         try:
+            if client := self.greeted(box):
+                await client.close()
             await self._backend.destroy(box.record)
         except (errors.AtollError, OSError):
             log.exception("an unused sandbox could not be removed; the next sweep will")

@@ -245,7 +245,7 @@ class Sandboxes(Lifecycle):
                 raise
         finally:
             if spare is not None:  # refused before it was used
-                self.tasks.spawn(self.backend.destroy(spare.record))
+                self.tasks.spawn(self.pool.discard(spare))
         self.store.finish_create(live.id, state="running", record=self._record(live, row))
         return self._created(who, row)
 

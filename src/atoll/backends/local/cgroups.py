@@ -230,8 +230,11 @@ class Group:
                 with suppress(OSError):
                     _write(directory / "cgroup.kill", "1")
 
-    def populated(self) -> bool:
-        return bool(self.pids())
+    def is_empty(self) -> bool:
+        """Whether nothing is left inside. Whoever entered is in the unified group too, where there is one, and that knows it at once."""
+        unified = self._unified()
+        events = _read(unified / "cgroup.events") if unified is not None else ""
+        return "populated 0" in events if "populated" in events else not self.pids()
 
     def pids(self) -> list[int]:
         """Processes inside, in any hierarchy, as ids of our own pid namespace."""

@@ -56,7 +56,8 @@ class ContainerBox:
         with suppress(TimeoutError):  # then the group says what does not die
             async with asyncio.timeout(KILL_TIMEOUT):
                 await self.wait()
-        await self._group.kill()
+        if not self._group.is_empty():
+            await self._group.kill()
 
     def _hold_mounts(self) -> None:
         if not self._mounts and not self._init.over:
