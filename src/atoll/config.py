@@ -47,7 +47,7 @@ class Daemon(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """How sandboxes are started."""
 
-    container_engine: Literal["auto", "runc", "crun", "direct"] = "auto"  # direct: the launcher itself; experimental
+    container_engine: Literal["auto", "runc", "crun", "direct"] = "auto"  # direct: the launcher itself
 
 
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ RUNTIMES = {
     "gvisor": ("runsc-systrap", "runsc-ptrace"),
     "container": ("runc", "crun", "direct"),
 }  # strongest first, and of each the engines that there are
-AUTO = {**RUNTIMES, "container": ("runc", "crun")}  # those that are tried unasked, in order of preference
+AUTO = {**RUNTIMES, "container": ("direct", "runc", "crun")}  # in the order in which they are tried unasked
 DIRECT = "direct"
 ENGINES = tuple(name for names in RUNTIMES.values() for name in names)
 HANDED_FD = 3  # where the launcher leaves the agent's listening socket
