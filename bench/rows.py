@@ -93,11 +93,11 @@ CREATE = [
     Plan("create-network", "what a network adds to a cold create", create.network, {"atoll with a network": Goal("extra", 5)}),
     Plan(
         "burst", "100 creates at once, each with a first command", partial(create.burst, count=100),
-        {"atoll": ratio(2.5)}, turns=2, runtime="container",
+        {"atoll": ratio(1.0)}, turns=2, runtime="container",
     ),
     Plan(
         "sustained", "creates per second, sustained by four workers", partial(create.sustained, seconds=5.0),
-        {"atoll": least(20)}, unit="per s", turns=2, runtime="container",
+        {"atoll": least(40)}, unit="per s", turns=2, runtime="container",
     ),
 ]  # fmt: skip
 THROUGHPUT = [

@@ -14,6 +14,7 @@ from atoll.guest.refusals import ConnectionLost, refusal
 WINDOW = 1024 * 1024
 PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
 MAX_PENDING_EVENTS = 8 * 1024 * 1024
+TURN = 1024 * 1024  # bytes that are taken from an agent before those who wait for them run
 SCRATCH = bytearray(256 * 1024)  # read buffer of every connection: filled and emptied within one callback of the loop
 
 MAX_UNSENT = 4 * 1024 * 1024
@@ -210,6 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         self._writable: asyncio.Future[None] | None = None
         self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unseen = 0  # bytes taken in since the last pause
         self.greeted = False
         self.bye: str | None = None
         self.why = "the connection to the guest agent was lost"
@@ -225,6 +227,20 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.feed(memoryview(SCRATCH)[:nbytes])
+        self._unseen += nbytes
+        if self._unseen >= TURN:
+            self._let_others()
+
+    def _let_others(self) -> None:
+        """Who reads what came has its turn before more is taken: a loop may hand over megabytes without a pause."""
+        self._unseen = 0
+        if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
