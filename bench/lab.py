@@ -19,6 +19,7 @@ from bench import registry
 ATOLL = [sys.executable, str(Path(__file__).parents[1] / "scripts" / "atoll")]  # what is installed as `atoll`
 READY = 60.0
 POOL_FULL = 10.0
+ID_LENGTH = 20
 T = TypeVar("T")
 
 CONFIG = """
@@ -121,10 +122,16 @@ class Lab:
         return found
 
     def full_pool(self) -> None:
-        """Wait until the pool has what it wants, so that a row about claims times claims."""
+        """Wait until the pool has what it wants and what was destroyed is removed, so that a row about claims times claims."""
         until = time.monotonic() + POOL_FULL
         while time.monotonic() < until:
-            kinds = self.health()["pool"]["kinds"]
-            if all(kind["ready"] >= kind["wanted"] for kind in kinds):
+            health = self.health()
+            pool = health["pool"]
+            there = pool["ready"] + health["sandboxes"]
+            if all(kind["ready"] >= kind["wanted"] for kind in pool["kinds"]) and self._occupied() <= there:
                 return
             time.sleep(0.02)
+
+    def _occupied(self) -> int:
+        """How many sandboxes have a disk."""
+        return sum(len(name) == ID_LENGTH for name in os.listdir(Path(self.home, "boxes")))
