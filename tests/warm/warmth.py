@@ -43,10 +43,7 @@ def _heat(look: Callable[[], dict[str, Any]], run: Callable[[], object]) -> None
 def warm(lab: Lab, box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
     """Run it, and make sure that it was not a cold start."""
     heat(lab, box)
-    before = counts(lab, box)["hits"]
-    result = box.exec(argv, **options)
-    assert counts(lab, box)["hits"] == before + 1, "this was a cold start"
-    return result
+    return _served(lambda: counts(lab, box), lambda: box.exec(argv, **options))
 
 
 def cold(box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
@@ -73,7 +70,11 @@ def heat_node(lab: Lab, box: Sandbox) -> None:
 def warm_node(lab: Lab, box: Sandbox, argv: list[str], **options: Any) -> ExecResult:
     """Run it, and make sure that it was not a cold start."""
     heat_node(lab, box)
-    before = node_counts(lab, box)["hits"]
-    result = box.exec(argv, **options)
-    assert node_counts(lab, box)["hits"] == before + 1, "this was a cold start"
+    return _served(lambda: node_counts(lab, box), lambda: box.exec(argv, **options))
+
+
+def _served(look: Callable[[], dict[str, Any]], run: Callable[[], ExecResult]) -> ExecResult:
+    before = look()["hits"]
+    result = run()
+    assert look()["hits"] == before + 1, "this was a cold start"
     return result
