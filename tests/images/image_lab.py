@@ -54,9 +54,9 @@ class Member:
     pax: dict[str, str] = field(default_factory=dict)
 
 
-def make_tar(*members: Member) -> bytes:
+def make_tar(*members: Member, format: int = tarfile.PAX_FORMAT) -> bytes:
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with tarfile.open(fileobj=out, mode="w", format=format) as archive:
         for member in members:
             info = tarfile.TarInfo(member.name)
             info.type, info.linkname, info.mode = member.kind, member.link, member.mode

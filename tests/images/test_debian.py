@@ -94,3 +94,33 @@ def test_sources_are_the_distributions_own(tmp_path: Path) -> None:
         "deb [signed-by=/s.gpg] http://mirror/security trixie-updates main",
     )
     assert debian.machine_sources(tmp_path / "missing") == default_debian_sources()
+
+
+def test_everyday_4_the_builders_own_error_reaches_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many lines after the first error, as apt and dpkg write them: the first is told."""
+    tool = tmp_path / "bin" / "mmdebstrap"
+    tool.parent.mkdir()
+    tool.write_text(
+        "#!/bin/sh\necho 'I: start' >&2\necho 'dpkg: error processing package ruby (--configure):' >&2\n"
+        "for i in $(seq 40); do echo \"I: line $i\" >&2; done\necho 'E: setup failed' >&2\nexit 25\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    with pytest.raises(AtollError) as caught:
+        ImageStore(tmp_path / "store").build_debian("broken", [])
+    assert "dpkg: error processing package ruby" in caught.value.message
+    assert "E: setup failed" in caught.value.message and "25" in caught.value.message
+
+
+def test_everyday_4_a_refused_archive_is_not_blamed_on_the_builder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unpacker gives up in the middle: its reason is told, not the signal that ended mmdebstrap."""
+    tool = tmp_path / "bin" / "mmdebstrap"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\nhead -c 100000 /dev/urandom\nwhile :; do echo more; done\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    with pytest.raises(AtollError) as caught:
+        ImageStore(tmp_path / "store").build_debian("broken", [])
+    assert caught.value.message.startswith("the archive has"), caught.value.message

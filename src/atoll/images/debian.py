@@ -29,6 +29,7 @@ _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,127}(?::[a-z0-9-]{2,20})?(?:=[A-Za
 _MAX_PACKAGES = 200
 _BUILD_SECONDS = 1800
 _KEPT_LINES = 15
+_ERRORS = ("E:", "dpkg: error", "error:")  # how apt, dpkg and mmdebstrap itself begin theirs
 _VARIANTS = ("essential", "apt", "minbase", "standard")
 _APT_SETTINGS = ("Acquire::Check-Valid-Until", "Acquire::Retries", "Acquire::http::Proxy", "Acquire::https::Proxy")
 _SETTINGS_KEPT_INSIDE = ("Acquire::Check-Valid-Until",)
@@ -61,9 +62,10 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
     with program as output:
         try:
             layer = layers.add(output, None, lambda _count: None, finish)
-        except ImageError as error:
-            program.check()  # a build that failed explains itself better than its cut-off output does
-            raise error
+        except ImageError:
+            if not output.closed and not output.read(1):
+                program.check()  # a build that failed explains itself better than its cut-off output does
+            raise
     return ImageRecord(
         digest=layer.digest,
         source="debian",
@@ -112,6 +114,7 @@ class _Program:
         self._argv += ["", "-", *sources]
         self._progress = progress
         self._lines: list[str] = []
+        self._errors: list[str] = []  # the first ones: what comes after them follows from them
         self._late = False
         self._stopped: BaseException | None = None
 
@@ -158,13 +161,13 @@ class _Program:
         if self._late:
             raise Timeout(f"the build took longer than {_BUILD_SECONDS} seconds")
         if status != 0:
-            errors = [line for line in self._lines if line.startswith("E:")] or self._lines
+            errors = self._errors or self._lines[-1:]
             missing = next((line for line in errors if "Unable to locate package" in line), None)
             if missing is not None:
                 raise InvalidArgument(f"the package sources have no such package: {missing.rpartition(' ')[2]}")
             raise ImageError(
-                f"mmdebstrap failed with exit status {status}: {errors[0] if errors else 'it said nothing'}",
-                details={"log": list(self._lines)},
+                f"mmdebstrap failed with exit status {status}: {'; '.join(errors[:3]) or 'it said nothing'}",
+                details={"log": list(self._lines), "errors": list(self._errors)},
             )
 
     def _listen(self) -> None:
@@ -174,6 +177,8 @@ class _Program:
             line = printable(raw.decode("utf-8", "replace").strip())[:300]
             if line:
                 self._lines = [*self._lines[-_KEPT_LINES + 1 :], line]
+                if line.startswith(_ERRORS) and len(self._errors) < _KEPT_LINES:
+                    self._errors.append(line)
                 self._report(line)
 
     def _report(self, line: str) -> None:

@@ -51,7 +51,8 @@ class TarReader:
             header = self._exactly(BLOCK, at_start=True)
             if not header or header == bytes(BLOCK):
                 return
-            entry, kind = _parse_header(header), header[156:157]
+            entry = _parse_header(header)
+            kind = entry.kind
             self._left, self._padding = entry.size, -entry.size % BLOCK
             if kind in (_PAX, _GNU_NAME, _GNU_LINK):
                 extensions += 1
@@ -118,8 +119,6 @@ def _parse_header(header: bytes) -> Entry:
     if header[257:263] == b"ustar\0":
         prefix = header[345:500].split(b"\0", 1)[0]
         name = prefix + b"/" + name if prefix else name
-    if kind == REGULAR and name.endswith(b"/"):
-        kind = DIRECTORY
     return Entry(
         name=name,
         kind=kind,
@@ -133,7 +132,10 @@ def _parse_header(header: bytes) -> Entry:
 
 
 def _apply(entry: Entry, records: dict[str, bytes]) -> Entry:
-    """Merge pax and GNU records into the header they precede."""
+    """Merge pax and GNU records into the header they precede.
+
+    Only now is the name whole: a header holds its first 100 bytes, which may end in a slash by chance.
+    """
     if entry.kind == _GNU_SPARSE or any(key.startswith("GNU.sparse.") for key in records):
         raise ImageError("the archive has a sparse file, which no image layer needs")
     if entry.kind not in _KNOWN:
