@@ -69,6 +69,68 @@ class Warm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     )
 
 
+class SandboxCaps(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The most one sandbox may hold on the host. 0 means no cap. Its own memory and disk have their own limits (`limits`)."""
+
+    memory_mb: Annotated[int, Meta(ge=0)] = 128  # of the daemon's memory, for answers and output under way
+    threads: Annotated[int, Meta(ge=0)] = 2
+    disk_mb: Annotated[int, Meta(ge=0)] = 0
+    elements: Annotated[int, Meta(ge=0)] = 4096  # rule elements of the router
+    connections: Annotated[int, Meta(ge=0)] = 4096
+    output_mb: Annotated[int, Meta(ge=0)] = 256  # output of background commands that is kept
+    audit_mb: Annotated[int, Meta(ge=0)] = 0
+
+
+class OwnerCaps(SandboxCaps, frozen=True, kw_only=True):
+    """The most one owner may hold, with all its sandboxes."""
+
+    memory_mb: Annotated[int, Meta(ge=0)] = 512
+    threads: Annotated[int, Meta(ge=0)] = 4
+    elements: Annotated[int, Meta(ge=0)] = 131072
+    connections: Annotated[int, Meta(ge=0)] = 0
+    output_mb: Annotated[int, Meta(ge=0)] = 4096
+
+
+class StrangerCaps(SandboxCaps, frozen=True, kw_only=True):
+    """The most one address may hold before its caller is known."""
+
+    memory_mb: Annotated[int, Meta(ge=0)] = 8
+    threads: Annotated[int, Meta(ge=0)] = 1
+    elements: Annotated[int, Meta(ge=0)] = 1
+    connections: Annotated[int, Meta(ge=0)] = 256
+    output_mb: Annotated[int, Meta(ge=0)] = 1
+
+
+class TotalCaps(SandboxCaps, frozen=True, kw_only=True):
+    """The most all together may hold. The last eighth is kept for those that hold nothing yet."""
+
+    memory_mb: Annotated[int, Meta(ge=0)] = 1024
+    threads: Annotated[int, Meta(ge=0)] = 16
+    elements: Annotated[int, Meta(ge=0)] = 917504
+    connections: Annotated[int, Meta(ge=0)] = 0
+    output_mb: Annotated[int, Meta(ge=0)] = 0
+
+
+class Accounts(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Caps of what a sandbox, an owner, a stranger and all together hold on the host (`accounts.py`)."""
+
+    sandbox: SandboxCaps = SandboxCaps()
+    owner: OwnerCaps = OwnerCaps()
+    stranger: StrangerCaps = StrangerCaps()
+    total: TotalCaps = TotalCaps()
+
+    def caps(self) -> dict[str, dict[str, int]]:
+        """The same as `accounts.Accounts` takes them, in bytes."""
+        found: dict[str, dict[str, int]] = {}
+        for role in ("sandbox", "owner", "stranger", "total"):
+            table: dict[str, int] = msgspec.to_builtins(getattr(self, role))
+            found[role] = {
+                name.removesuffix("_mb"): value << 20 if name.endswith("_mb") else value
+                for name, value in table.items()
+            }
+        return found
+
+
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """All of config.toml. Tables other parts own (`egress`, `images`, ...) are passed to them unread."""
 
@@ -78,6 +140,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     security: Security = Security()
     backend: Backend = Backend()
     warm: Warm = Warm()
+    accounts: Accounts = Accounts()
     egress: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.accounts import Accounts
 from atoll.backends.contract import Backend
 from atoll.config import Config
 from atoll.core.approvals import Approvals
@@ -43,6 +44,7 @@ class Core:
     ) -> None:
         self.home = home
         self.config = config
+        self.accounts = Accounts(config.accounts.caps())
         self.backend = backend
         self.images = images
         self.network: Network = network or Loopback()
@@ -59,6 +61,7 @@ class Core:
         self.approvals = Approvals(self.sandboxes, self.store, self.history)
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.secrets = Vault(Secrets(home))
+        self.sandboxes.accounts = self.accounts
         self.sandboxes.vault = self.commands.vault = self.secrets
         self.commands.gate = self.files.gate = Gate(self.approvals)
         self.subagents = SubAgents(self.sandboxes)

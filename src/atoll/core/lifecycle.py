@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from atoll import errors
+from atoll import accounts, errors
 from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.history import History
 from atoll.core.live import Live, gone
@@ -35,6 +35,7 @@ class Lifecycle:
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
         self.forget_outputs: Callable[[str], None] = lambda sandbox: None
         self.tasks = Tasks()
+        self.accounts = accounts.Accounts()
 
     # Alive
 
@@ -151,6 +152,7 @@ class Lifecycle:
             log.exception("what creating %s left could not be removed; it is tried again later", sandbox)
             self.store.update_sandbox(sandbox, state="ending", end_kind="failed", end_detail="", end_by="atoll")
             return
+        self.accounts.end(accounts.sandbox(sandbox))
         self.store.forget_sandbox(sandbox)
         self.history.forget(sandbox)
 
@@ -168,6 +170,7 @@ class Lifecycle:
         self.store.end_sandbox(sandbox, kind, detail, by)
         self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
         self.forget_outputs(sandbox)
+        self.accounts.end(accounts.sandbox(sandbox))
         self.changed.set()
 
     async def _remove(self, record: dict[str, Any]) -> None:

@@ -43,6 +43,12 @@ async def settings(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(config.show(rest.core.config))
 
 
+@route("GET", "/v1/accounts", "What each sandbox, owner and stranger holds of memory, threads, connections and space")
+async def accounts(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
+    await exchange.answer({"accounts": rest.core.accounts.snapshot()})
+
+
 @route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop)
 async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Stop)
