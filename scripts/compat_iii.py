@@ -102,7 +102,7 @@ def found_tests() -> dict[str, set[str]]:
 
 
 def codes() -> str:
-    from atoll.gateway.functions.failure import CODES
+    from atoll.surfaces.iii.failure import CODES
 
     rows = ["| code | type | retry | note |", "|---|---|---|---|"]
     for code, row in CODES.items():

@@ -10,11 +10,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
     from .client.async_sandbox import AsyncCommand, AsyncPty, AsyncSandbox
-    from .client.k8e import SandboxClient, sandbox_session
-    from .client.k8e_async import AsyncSandboxClient, async_sandbox_session
     from .client.results import CommandInfo, Event, ExecResult, FileInfo, Output, ProcessInfo, SandboxInfo, Started
     from .client.sandbox import Command, Pty, Sandbox
     from .errors import AtollError
+    from .surfaces.k8e.sdk.async_client import AsyncSandboxClient, async_sandbox_session
+    from .surfaces.k8e.sdk.client import SandboxClient, sandbox_session
 
 __version__ = "0.1.0"
 
@@ -33,10 +33,10 @@ _HOMES = {
     "ProcessInfo": ".client.results",
     "SandboxInfo": ".client.results",
     "Started": ".client.results",
-    "SandboxClient": ".client.k8e",
-    "sandbox_session": ".client.k8e",
-    "AsyncSandboxClient": ".client.k8e_async",
-    "async_sandbox_session": ".client.k8e_async",
+    "SandboxClient": ".surfaces.k8e.sdk.client",
+    "sandbox_session": ".surfaces.k8e.sdk.client",
+    "AsyncSandboxClient": ".surfaces.k8e.sdk.async_client",
+    "async_sandbox_session": ".surfaces.k8e.sdk.async_client",
     "AtollError": ".errors",
 }
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from atoll import errors, profiles
-from atoll.cli.agentkernel import policy, project
 from atoll.cli.grammar import Arguments, UsageError
-from atoll.core.access import local
-from atoll.core.credentials import KeyHolder
-from atoll.core.profiles import OPEN, Ceiling, ceiling_of, resolve
+from atoll.core.access.credentials import KeyHolder
+from atoll.core.access.principals import local
+from atoll.core.policy.profiles import OPEN, Ceiling, ceiling_of, resolve
 from atoll.egress import presets
 from atoll.model import CreateSandbox
+from atoll.surfaces.agentkernel.cli import policy, project
 
 
 def flags(**values: object) -> Arguments:

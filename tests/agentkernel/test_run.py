@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.agentkernel.policy import choose_image
-from atoll.cli.agentkernel.project import find
 from atoll.cli.grammar import Arguments
 from atoll.client.blocking import Link
+from atoll.surfaces.agentkernel.cli.policy import choose_image
+from atoll.surfaces.agentkernel.cli.project import find
 
 from .conftest import WAIT, Cli, until
 

@@ -238,7 +238,7 @@ def test_other_names(cli: Cli, tmp_path: Path) -> None:
     program.chmod(0o755)
     other = tmp_path / "other"
     other.mkdir()
-    from atoll.cli.agentkernel import alias
+    from atoll.surfaces.agentkernel.cli import alias
 
     def call(verb: str, *words: str) -> int:
         code = f"import sys; sys.argv[0] = {str(program)!r}; from atoll.cli import main; sys.exit(main(['alias', *sys.argv[1:]]))"

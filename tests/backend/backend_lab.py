@@ -11,13 +11,13 @@ from typing import Any
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.container import ContainerBox
-from atoll.backends.local.ids import FIRST
-from atoll.backends.local.probe import new_id
+from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.kernel.ids import FIRST
+from atoll.backends.local.runtimes.probe import new_id
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Exit, Process
-from atoll.images.host import build_host_image
-from atoll.images.tree import overlay_flavour
+from atoll.images.layers.tree import overlay_flavour
+from atoll.images.sources.host import build_host_image
 
 PATIENCE = float(
     os.environ.get("ATOLL_TEST_PATIENCE", "60")

@@ -16,7 +16,7 @@ from backend_lab import Sandbox, chosen_runtime, host_rootfs, nothing_left, spec
 
 from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.container import ContainerBox
+from atoll.backends.local.box import ContainerBox
 
 Make = Callable[..., Awaitable[Sandbox]]
 

@@ -19,10 +19,11 @@ from backend_lab import PATIENCE, Sandbox, nothing_left, spec_for, until
 from direct_lab import COVERED, LOOK, WRITTEN, answer, comparable, filter_of, groups_of, opened, outside
 
 from atoll.backends.contract import Rootfs
-from atoll.backends.local import LocalBackend, binaries, bundle, filters, seccomp
-from atoll.backends.local.cgroups import Groups, Hierarchies
-from atoll.backends.local.engines import AUTO, Engine
-from atoll.backends.local.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
+from atoll.backends.local import LocalBackend, binaries, bundle
+from atoll.backends.local.kernel import filters, seccomp
+from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
+from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
+from atoll.backends.local.runtimes.engines import AUTO, Engine
 from atoll.errors import Internal
 
 Start = Callable[..., Awaitable[Sandbox]]

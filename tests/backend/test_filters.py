@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from direct_lab import answer
 
-from atoll.backends.local import filters, seccomp
-from atoll.backends.local.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
+from atoll.backends.local.kernel import filters, seccomp
+from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
 
 HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 FILTERS = ("default", "moderate", "ai-agent", "restrictive")

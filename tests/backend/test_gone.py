@@ -23,7 +23,7 @@ from backend_lab import (
 from atoll.backends.contract import BoxSpec, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.assembly import STEPS
-from atoll.backends.local.probe import new_id
+from atoll.backends.local.runtimes.probe import new_id
 from atoll.errors import AtollError, Internal
 
 pytestmark = pytest.mark.usefixtures("runtime")

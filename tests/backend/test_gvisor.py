@@ -12,8 +12,8 @@ import pytest
 from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces, until
 
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.door import KNOCKS, SOCKET, Door
-from atoll.backends.local.engines import Engine
+from atoll.backends.local.runtimes.engines import Engine
+from atoll.backends.local.runtimes.gvisor_channel import KNOCKS, SOCKET, Door
 from atoll.guest import wire
 
 pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")

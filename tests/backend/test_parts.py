@@ -12,14 +12,17 @@ import pytest
 from backend_lab import NOTHING, PATIENCE, Sandbox, census, nothing_left, spec_for
 
 from atoll.backends.contract import Limits, Rootfs
-from atoll.backends.local import LocalBackend, binaries, floor, probe, seccomp
-from atoll.backends.local.cgroups import Groups, Hierarchies
-from atoll.backends.local.disks import attached, copy_sparse
-from atoll.backends.local.engines import RUNTIMES
-from atoll.backends.local.ids import COUNT, FIRST, IdRanges
+from atoll.backends.local import LocalBackend, binaries
+from atoll.backends.local.kernel import seccomp
+from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
+from atoll.backends.local.kernel.disks import attached, copy_sparse
+from atoll.backends.local.kernel.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
-from atoll.backends.local.probe import new_id
+from atoll.backends.local.runtimes import probe
+from atoll.backends.local.runtimes import version_floor as floor
+from atoll.backends.local.runtimes.engines import RUNTIMES
+from atoll.backends.local.runtimes.probe import new_id
 from atoll.errors import Conflict, Internal, InvalidArgument, Unsupported
 
 V2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from atoll.backends.contract import Limits
-from atoll.backends.local import cgroups
-from atoll.backends.local.cgroups import Groups, Hierarchies
+from atoll.backends.local.kernel import cgroups
+from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
 
 BOX = "a" * 20
 

@@ -178,7 +178,7 @@ def test_twenty_programs_at_once_get_one_daemon(own_lab: Lab) -> None:
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit()
         and os.fsencode(own_lab.home) in _words(entry)
-        and b"atoll.gateway.daemon" in _words(entry)
+        and b"atoll.server.daemon" in _words(entry)
     ]
     assert len(daemons) == 1
 

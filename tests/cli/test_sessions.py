@@ -96,7 +96,7 @@ def test_twenty_runs_at_once_on_nothing_get_one_daemon_and_one_session(fresh: Cl
                 line = (Path("/proc") / entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"atoll.gateway.daemon" in line and home in line:
+            if b"atoll.server.daemon" in line and home in line:
                 daemons.append(entry)
     assert len(daemons) == 1
 

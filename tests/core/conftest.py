@@ -14,7 +14,7 @@ from daemon_lab import Box, DaemonProcess
 from plain_backend import plain_core
 
 from atoll.core import Core
-from atoll.core.access import Principal, local
+from atoll.core.access.principals import Principal, local
 
 __all__ = ["box", "daemon", "own_daemon", "plain", "who"]
 

@@ -62,7 +62,7 @@ class DaemonProcess:
 
     def start(self) -> None:
         env = {**os.environ, "PYTHONPATH": str(SOURCE)}
-        argv = [sys.executable, "-m", "atoll.gateway.daemon", "--home", str(self.home), *self.options]
+        argv = [sys.executable, "-m", "atoll.server.daemon", "--home", str(self.home), *self.options]
         with open(self.home / "stderr", "ab") as err:
             self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=err, stderr=err)
         until(self.reachable, "the daemon serves")

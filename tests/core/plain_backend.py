@@ -23,7 +23,7 @@ from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatu
 from atoll.backends.local import binaries
 from atoll.config import Config
 from atoll.core import Core
-from atoll.core.images import Chosen
+from atoll.core.policy.images import Chosen
 
 AGENT = binaries.guest()
 AGENTS: set[int] = set()  # of every box of this process

@@ -9,8 +9,9 @@ from daemon_lab import DaemonProcess, until
 from plain_backend import PlainBackend
 
 from atoll import errors
-from atoll.core import Core, lifecycle
-from atoll.core.access import Principal
+from atoll.core import Core
+from atoll.core.access.principals import Principal
+from atoll.core.sandboxes import lifecycle
 from atoll.model import CreateSandbox
 
 HERE = CreateSandbox(workdir="/tmp")

@@ -12,7 +12,7 @@ from plain_backend import PlainBackend, plain_core
 from atoll import errors
 from atoll.config import Config, Sandboxes
 from atoll.core import Core
-from atoll.core.access import Principal, local, peer
+from atoll.core.access.principals import Principal, local, peer
 from atoll.model import Chunk, CreateSandbox, ExecSpec, RunSpec, Started, StatFile
 
 HERE = CreateSandbox(workdir="/tmp")

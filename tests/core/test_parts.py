@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import config, errors, model
-from atoll.core import languages
-from atoll.core.history import CAP, History, escape
-from atoll.core.output import TAIL, Kept, Output
-from atoll.core.store import Store
+from atoll.core.commands import languages
+from atoll.core.commands.history import CAP, History, escape
+from atoll.core.commands.output import TAIL, Kept, Output
+from atoll.core.store.sqlite import Store
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(0, 200))

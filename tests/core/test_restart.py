@@ -128,7 +128,7 @@ def test_paused_and_stopped_ones_are_found_again(own_daemon: DaemonProcess) -> N
 
 
 def test_only_one_daemon_per_home(own_daemon: DaemonProcess) -> None:
-    argv = [sys.executable, "-m", "atoll.gateway.daemon", "--home", str(own_daemon.home)]
+    argv = [sys.executable, "-m", "atoll.server.daemon", "--home", str(own_daemon.home)]
     second = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, timeout=PATIENCE)
     assert second.returncode == 75 and b"another daemon" in second.stderr
     assert own_daemon.get("/v1/health")["ok"]

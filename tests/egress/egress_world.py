@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from atoll.egress import Egress, EgressEvent, EgressPolicy, Link
-from atoll.egress.netlink import Netlink, current_net, enter_net, unshare_net, write_sysctl
+from atoll.egress.router.netlink import Netlink, current_net, enter_net, unshare_net, write_sysctl
 
 BROKER_UID = 64321
 DNS_SERVER = "203.0.113.53"

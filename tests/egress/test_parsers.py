@@ -9,11 +9,11 @@ from hellos import alpn, body, client_hello, handshake, hello_for, records, retr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.egress import dns
-from atoll.egress.hello import HelloError, is_retry, read_hello
-from atoll.egress.http_head import HeadError, RequestGuard
 from atoll.egress.names import BadName, from_wire
-from atoll.egress.nflog import parse_log
+from atoll.egress.parse import dns
+from atoll.egress.parse.hello import HelloError, is_retry, read_hello
+from atoll.egress.parse.http_head import HeadError, RequestGuard
+from atoll.egress.router.nflog import parse_log
 
 FUZZ = settings(max_examples=300, deadline=None, database=None)
 QUERY = struct.pack("!6H", 7, 0x0100, 1, 0, 0, 0) + b"\1a\7example\0\0\1\0\1"

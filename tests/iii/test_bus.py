@@ -252,7 +252,7 @@ def test_iii_Q4_drop_in_for_an_engine(own_fn: FunctionLab, tmp_path: Path) -> No
     engine, (inside, outside) = Engine(), os.pipe()
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(PLAIN))
-    code = "import sys; from atoll.cli.fn import drop_in; sys.exit(drop_in())"
+    code = "import sys; from atoll.surfaces.iii.cli.functions import drop_in; sys.exit(drop_in())"
     env = {**own_fn.env, "III_ENGINE_URL": engine.url, "III_LIFELINE_FD": str(inside), "III_TOKEN": "sesame"}
     worker = subprocess.Popen(
         [sys.executable, "-c", code, "sandbox-daemon", "--config", str(config)], env=env, pass_fds=(inside,),

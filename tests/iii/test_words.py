@@ -7,12 +7,12 @@ import pytest
 
 from atoll import errors
 from atoll.egress import HOST_NAME as GW
-from atoll.gateway.functions import FUNCTIONS, Failure
-from atoll.gateway.functions import requests as r
-from atoll.gateway.functions import settings as config
-from atoll.gateway.functions.failure import CODES
-from atoll.gateway.functions.table import schemas
-from atoll.gateway.functions.words import command, point_at_gateway
+from atoll.surfaces.iii import FUNCTIONS, Failure
+from atoll.surfaces.iii import requests as r
+from atoll.surfaces.iii import settings as config
+from atoll.surfaces.iii.failure import CODES
+from atoll.surfaces.iii.table import schemas
+from atoll.surfaces.iii.words import command, point_at_gateway
 
 IDS = ["run", "create", "exec", "stop", "list", "catalog::list"] + [
     f"fs::{name}" for name in ("write", "read", "ls", "stat", "mkdir", "rm", "mv", "chmod", "grep", "sed")

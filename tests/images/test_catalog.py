@@ -7,7 +7,7 @@ import pytest
 from atoll.errors import ImageNotAllowed, InvalidArgument
 from atoll.images import Allowlist, Catalog, detect, missing_tool_hint
 from atoll.images.detect import host_program
-from atoll.images.reference import Reference
+from atoll.images.registry.reference import Reference
 
 CATALOG = Catalog.load()
 

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import ImageError
 from atoll.images import DockerConfig
-from atoll.images.credentials import Login
+from atoll.images.registry.credentials import Login
 
 
 def config(tmp_path: Path, value: object) -> DockerConfig:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import AtollError
-from atoll.images import Image, ImageStore, Progress, debian
+from atoll.images import Image, ImageStore, Progress
 from atoll.images.catalog import default_debian_sources
+from atoll.images.sources import debian
 
 pytestmark = pytest.mark.skipif(shutil.which("mmdebstrap") is None, reason="mmdebstrap is not installed")
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ImageError, Unsupported
-from atoll.images import HostImage, ImageStore, host_mask
-from atoll.images.host import build_host_image, find_host_image, forget_host_images
-from atoll.images.host_etc import plan, top_links, write
-from atoll.images.tree import overlay_flavour
+from atoll.images import HostImage, ImageStore
+from atoll.images.layers.tree import overlay_flavour
+from atoll.images.sources import host_mask
+from atoll.images.sources.host import build_host_image, find_host_image, forget_host_images
+from atoll.images.sources.host_etc import plan, top_links, write
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="mounting /usr of this machine as it is needs root")
 

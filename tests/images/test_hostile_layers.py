@@ -16,7 +16,7 @@ from image_lab import Member, digest_of, directory, make_tar
 
 from atoll.errors import AtollError, ImageError
 from atoll.images import Limits
-from atoll.images.layers import Layer, LayerStore
+from atoll.images.layers.layers import Layer, LayerStore
 
 
 @pytest.fixture

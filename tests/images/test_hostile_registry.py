@@ -13,7 +13,7 @@ from image_lab import OCI_MANIFEST, BuiltImage, Member, build_image, digest_of, 
 
 from atoll.errors import AtollError, ImageError
 from atoll.images import DockerConfig, ImageStore, Limits, Reference
-from atoll.images.transport import Transport
+from atoll.images.registry.transport import Transport
 
 Answer = tuple[int, dict[str, str], bytes]
 LAYER = make_tar(Member("a", b"x" * 5000))

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ImageError
-from atoll.images import authorities, site
+from atoll.images.registry import authorities
+from atoll.images.sources import site
 
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
 

@@ -14,7 +14,7 @@ from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, Unavaila
 from atoll.images import Image, ImageStore, Progress, TerminalBar
 from atoll.images import store as store_module
 from atoll.images.image import check_workdir
-from atoll.images.tree import remove_tree
+from atoll.images.layers.tree import remove_tree
 
 BASE = make_tar(Member("base", b"b" * 1000))
 

@@ -11,7 +11,7 @@ import pytest
 from image_lab import Member, digest_of, directory, make_tar
 
 from atoll.images import Limits
-from atoll.images.layers import LayerStore
+from atoll.images.layers.layers import LayerStore
 
 LISTER = """
 import json, os, subprocess, sys

@@ -16,10 +16,10 @@ import pytest
 
 from atoll.client import calls
 from atoll.client.blocking import Link
-from atoll.core.keys import Keys, NewKey
+from atoll.core.access.keys import Keys, NewKey
 from atoll.errors import AtollError
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2 as pb
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2_grpc
+from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 
 PATIENCE = 90.0
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
@@ -38,7 +38,7 @@ class Gateway:
         command = [
             sys.executable,
             "-m",
-            "atoll.gateway.daemon",
+            "atoll.server.daemon",
             "--home",
             str(self.home),
             "--grpc",

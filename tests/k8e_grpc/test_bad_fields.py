@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor as F
 from google.protobuf.message_factory import GetMessageClass
 
-from atoll.gateway.pb.atoll.v1 import atoll_pb2
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2 as pb
+from atoll.proto.atoll.v1 import atoll_pb2
+from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
 from .test_tenants import foreign_calls
 

@@ -20,16 +20,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll import errors
-from atoll.core.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
-from atoll.core.keys import Keys
-from atoll.gateway.grpc import calls as calls_module
-from atoll.gateway.grpc import doors as doors_module
-from atoll.gateway.grpc import readers as readers_module
-from atoll.gateway.grpc.gateway import Gateway, parse_address
-from atoll.gateway.grpc.server import Service, start
-from atoll.gateway.grpc.status import error_of, message_of, status_of, trailers_of
-from atoll.gateway.pb.atoll.v1 import atoll_pb2, atoll_pb2_grpc
-from atoll.gateway.tls import Authority
+from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
+from atoll.core.access.keys import Keys
+from atoll.proto.atoll.v1 import atoll_pb2, atoll_pb2_grpc
+from atoll.server.tls import Authority
+from atoll.surfaces.k8e.grpc import calls as calls_module
+from atoll.surfaces.k8e.grpc import doors as doors_module
+from atoll.surfaces.k8e.grpc import readers as readers_module
+from atoll.surfaces.k8e.grpc.gateway import Gateway, parse_address
+from atoll.surfaces.k8e.grpc.server import Service, start
+from atoll.surfaces.k8e.grpc.status import error_of, message_of, status_of, trailers_of
 
 from .test_tls import request as csr
 

@@ -14,10 +14,10 @@ import grpc
 import msgspec
 import pytest
 
-from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
-from atoll.gateway.pb.atoll.v1 import atoll_pb2_grpc
-from atoll.gateway.rest_app import PATHS, ROUTES
 from atoll.model import convert
+from atoll.proto.atoll.v1 import atoll_pb2 as pb
+from atoll.proto.atoll.v1 import atoll_pb2_grpc
+from atoll.surfaces.rest.app import PATHS, ROUTES
 
 ALL = sorted((method, PATHS[method, pattern], pattern) for method, pattern in ROUTES)
 IDS = [f"{method} {path}" for method, path, _ in ALL]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core.keys import Keys, parse_ttl
+from atoll.core.access.keys import Keys, parse_ttl
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, Unauthenticated
 
 

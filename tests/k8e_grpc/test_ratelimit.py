@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.core.ratelimit import DEFAULTS, Limiter, Rate
+from atoll.core.access.ratelimit import DEFAULTS, Limiter, Rate
 from atoll.errors import RateLimited
 
 

@@ -14,8 +14,8 @@ from atoll.client.async_sandbox import AsyncSandbox
 from atoll.client.remote import RemoteLink
 from atoll.client.results import Output, Started
 from atoll.client.sandbox import Sandbox
-from atoll.gateway.pb.atoll.v1 import atoll_pb2 as pb
-from atoll.gateway.pb.atoll.v1 import atoll_pb2_grpc
+from atoll.proto.atoll.v1 import atoll_pb2 as pb
+from atoll.proto.atoll.v1 import atoll_pb2_grpc
 
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
 

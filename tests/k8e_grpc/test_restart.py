@@ -31,7 +31,7 @@ def test_k8e_D40_runs_terminals_and_sessions_survive(gateway, number) -> None:
 
 def test_a_second_gateway_on_the_same_home_refuses(gateway) -> None:
     second = subprocess.run(
-        [sys.executable, "-m", "atoll.gateway.daemon", "--home", str(gateway.home), "--grpc", "127.0.0.1:0"],
+        [sys.executable, "-m", "atoll.server.daemon", "--home", str(gateway.home), "--grpc", "127.0.0.1:0"],
         capture_output=True,
         timeout=90,
     )

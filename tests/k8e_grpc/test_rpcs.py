@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2 as pb
+from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
 WAIT = 60.0
 

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.client import calls
 from atoll.client.remote import RemoteLink
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2 as pb
-from atoll.gateway.pb.sandbox.v1 import sandbox_pb2_grpc
+from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 
 from .test_rpcs import code, refusal
 

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from atoll.errors import FailedPrecondition, InvalidArgument
-from atoll.gateway.tls import Authority, fingerprint, utc_now
+from atoll.server.tls import Authority, fingerprint, utc_now
 
 
 def request(key, common="root") -> str:

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from atoll.core import Core
-from atoll.core.keys import Keys
-from atoll.gateway.mcp import hello, settings
-from atoll.gateway.mcp.client import HANDLERS, Call
-from atoll.gateway.mcp.http import McpHttp
-from atoll.gateway.mcp.tools import TOOLSETS, Nothing, Tool
-from atoll.gateway.tcp import Door
+from atoll.core.access.keys import Keys
+from atoll.server.tcp import Door
+from atoll.surfaces.mcp import hello, settings
+from atoll.surfaces.mcp.client import HANDLERS, Call
+from atoll.surfaces.mcp.http import McpHttp
+from atoll.surfaces.mcp.tools import TOOLSETS, Nothing, Tool
 
 NAME = "conformance"
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="

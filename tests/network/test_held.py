@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from network_lab import OTHER, Box, Failed, Lab, client, until
 
-from atoll.core.keys import Keys
+from atoll.core.access.keys import Keys
 
 BOTH = ["a.example", "b.example"]
 # As patient as a person may be slow: nothing inside gives up before somebody has decided.

@@ -16,9 +16,9 @@ import uvloop
 from plain_backend import plain_core
 
 from atoll import SandboxClient
-from atoll.core.access import local
-from atoll.gateway.grpc import gateway
+from atoll.core.access.principals import local
 from atoll.model import CreateSandbox, ExecSpec
+from atoll.surfaces.k8e.grpc import gateway
 
 ROUNDS = 20
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')

@@ -16,9 +16,9 @@ from plain_backend import plain_core
 from sandbox_lab import Lab
 
 import atoll
-from atoll.backends.local.disks import Disks
-from atoll.core.access import local
-from atoll.core.store import Store
+from atoll.backends.local.kernel.disks import Disks
+from atoll.core.access.principals import local
+from atoll.core.store.sqlite import Store
 from atoll.guest import connection
 from atoll.model import CreateSandbox, ExecSpec
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from atoll.core.audit import Audit, verify
+from atoll.core.access.audit import Audit, verify
 
 
 def filled(directory: Path, count: int = 5) -> Path:
@@ -61,7 +61,7 @@ def test_half_a_line_of_a_crash_is_dropped_and_the_chain_goes_on(tmp_path: Path)
 
 
 def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("atoll.core.audit._ROTATE_BYTES", 500)
+    monkeypatch.setattr("atoll.core.access.audit._ROTATE_BYTES", 500)
     filled(tmp_path, 20)
     assert len(list(tmp_path.glob("audit.*.jsonl"))) > 2
     assert verify(tmp_path) == (True, 20, "")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.core import chunks
-from atoll.core.chunks import CHUNK_BYTES, ChunkStore
+from atoll.core.workspaces import chunks
+from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
 from atoll.errors import DiskFull, Internal, NotFound
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.core.secrets import Secrets
+from atoll.core.access.secrets import Secrets
 from atoll.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
 
 

@@ -12,7 +12,7 @@ import pytest
 from daemon_lab import DaemonProcess
 from workspace_lab import Atoll
 
-from atoll.core.manifest import parse
+from atoll.core.workspaces.manifest import parse
 from atoll.errors import InvalidArgument, TooLarge
 
 

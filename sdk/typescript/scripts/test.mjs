@@ -24,7 +24,7 @@ const home = mkdtempSync(join(tmpdir(), "atts-"));
 const env = { ...process.env, ATOLL_HOME: home, ATOLL_RUNTIME: process.env.ATOLL_RUNTIME ?? "container" };
 for (const name of Object.keys(env)) if (name.startsWith("K8E_") || name === "ATOLL_ENDPOINT") delete env[name];
 const python = join(top, ".venv", "bin", "python");
-const daemon = spawn(python, ["-m", "atoll.gateway.daemon", "--home", home, "--grpc", `127.0.0.1:${port}`], {
+const daemon = spawn(python, ["-m", "atoll.server.daemon", "--home", home, "--grpc", `127.0.0.1:${port}`], {
   env,
   stdio: ["ignore", "inherit", "inherit"],
 });

@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if os.path.basename(sys.argv[0]).startswith("k8e"):
-        from .k8e_words import translate
+        from ..surfaces.k8e.cli.translate import translate
 
         words = translate(words)
     before, words = _shared_first(words)
@@ -71,7 +71,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _call(verb: Verb, arguments: Arguments) -> int:
     module, _, function = verb.handler.partition(":")
-    name = f"{__name__}.{module}"
+    name = module if module.startswith("atoll.") else f"{__name__}.{module}"
     __import__(name)
     code: int = getattr(sys.modules[name], function)(arguments)
     return code

@@ -89,7 +89,7 @@ def open_remote(choice: Choice) -> Link:
 
     try:
         if os.path.exists(os.path.join(choice.cert_dir, "client.crt")):
-            from ..client.k8e_login import renew_if_due
+            from ..surfaces.k8e.sdk.login import renew_if_due
 
             renew_if_due(choice.endpoint)
         return open_link(None, choice.endpoint, choice.api_key or None)

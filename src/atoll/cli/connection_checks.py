@@ -7,7 +7,7 @@ import shutil
 
 from ..client import calls
 from ..errors import AtollError
-from .connect import install_skill
+from ..surfaces.k8e.cli.connect import install_skill
 from .connection import Choice, choose, explain, open_chosen, read_settings
 from .doctor_machine import check
 from .session import data_directory
@@ -70,7 +70,7 @@ def _certificates(choice: Choice) -> dict[str, Any]:
         return check("certificates", True, f"{path('ca.crt')}, no client certificate")
     if len(there) < 4:
         return check("certificates", False, f"only {', '.join(there)} in {choice.cert_dir}", fix)
-    from ..client.k8e_channel import days_left
+    from ..surfaces.k8e.sdk.channel import days_left
 
     try:
         with open(path("client.crt"), "rb") as file:

@@ -87,7 +87,7 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
 
 
 def _floor_fix(item: dict[str, Any]) -> str:
-    from ..backends.local.floor import judge
+    from ..backends.local.runtimes.version_floor import judge
 
     found = judge(str(item.get("engine", "")).partition("-")[0], str(item.get("version", "")))
     return found.fix if found else ""

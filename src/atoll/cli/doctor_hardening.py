@@ -89,7 +89,7 @@ def monitor_floors(machine: Machine) -> list[dict[str, Any] | None]:
 
 
 def _floor(program: str, found: str) -> dict[str, Any] | None:
-    from ..backends.local.floor import judge
+    from ..backends.local.runtimes.version_floor import judge
 
     below = judge(program, found)
     return check("version floor", False, below.warning, below.fix, optional=True) if below else None

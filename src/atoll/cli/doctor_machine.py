@@ -100,7 +100,7 @@ def delegation(machine: Machine) -> dict[str, Any]:
     """Which limits an ordinary user's sandboxes will have. From the group we are in: the daemon is started from here."""
     from pathlib import Path
 
-    from ..backends.local.cgroups import Hierarchies
+    from ..backends.local.kernel.cgroups import Hierarchies
 
     mounts = Hierarchies.detect(machine.path("/proc/self/mountinfo"), Path(machine.root))
     given = mounts.delegated(machine.path("/proc/self/cgroup"))

@@ -80,7 +80,7 @@ class Verb:
         examples: Sequence[str] = (), *, passes: int = 0,
     ) -> None:  # fmt: skip
         self.name = name
-        self.handler = handler  # "module:function" below atoll.cli, imported only when called
+        self.handler = handler  # "module:function" below atoll.cli, or a full name; imported only when called
         self.positionals = positionals  # "REF PATH", optional ones in brackets, "..." for any number more
         self.help = help
         self.flags = tuple(flags)

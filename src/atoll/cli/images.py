@@ -8,7 +8,7 @@ from ..client.codec import dumps
 from ..client.http import FRAMES
 from ..client.results import Event
 from ..errors import InvalidArgument, OutcomeUnknown
-from .agentkernel.words import size, table
+from ..surfaces.agentkernel.cli.words import size, table
 from .output import print_json, tell
 from .session import open_link
 

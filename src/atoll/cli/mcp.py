@@ -15,8 +15,8 @@ from ..client.codec import dumps, loads
 from ..client.http import FRAMES
 from ..client.tunnel import Tunnel, upgrade
 from ..errors import AtollError, InvalidArgument
-from ..gateway.mcp import hello
-from .agentkernel.words import called_agentkernel
+from ..surfaces.agentkernel.cli.words import called_agentkernel
+from ..surfaces.mcp import hello
 from .output import say
 from .session import open_link, setting
 
@@ -216,7 +216,7 @@ def _answers(line: bytes) -> list[Any]:
 
 def _project() -> dict[str, Any]:
     """What the project here chooses: its file's mode and profile, and itself for the modes that show it."""
-    from .agentkernel.project import find
+    from ..surfaces.agentkernel.cli.project import find
 
     here = os.path.realpath(os.getcwd())
     chosen: dict[str, Any] = {}

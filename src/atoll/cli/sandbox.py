@@ -38,7 +38,7 @@ WINDOW = 262_144
 def create(arguments: Arguments) -> int:
     if arguments.rest:
         _refuse(arguments, _FOR_STARTED, "is for a sandbox that starts at once", "use --name NAME in place of NAME")
-        from .agentkernel.named import create as create_named
+        from ..surfaces.agentkernel.cli.named import create as create_named
 
         return create_named(arguments)
     _refuse(arguments, _FOR_NAMED, "is for a sandbox to start later", "put its NAME after `create`")
@@ -81,15 +81,15 @@ def _agentkernel_words(arguments: Arguments) -> dict[str, Any]:
     """Flags that agentkernel's create has under names of its own."""
     found: dict[str, Any] = {}
     if arguments.dir is not None:
-        from .agentkernel.named import workspace_mount
+        from ..surfaces.agentkernel.cli.named import workspace_mount
 
         found["mounts"] = [workspace_mount(arguments.dir)]
     if arguments.backend is not None:
-        from .agentkernel.words import runtime
+        from ..surfaces.agentkernel.cli.words import runtime
 
         found["runtime"] = arguments.runtime or runtime(arguments.backend)
     if arguments.ttl is not None:
-        from .agentkernel.words import duration
+        from ..surfaces.agentkernel.cli.words import duration
 
         found["lifetime"] = duration(arguments.ttl, "ttl")
     if arguments.compatibility_mode is not None:
@@ -131,7 +131,7 @@ def get(arguments: Arguments) -> int:
 def list_any(arguments: Arguments) -> int:
     """Without an id the sandboxes, with one its files."""
     if os.path.basename(sys.argv[0]) == "agentkernel" and not arguments.rest:
-        from .agentkernel.named import list_all
+        from ..surfaces.agentkernel.cli.named import list_all
 
         return list_all(arguments)
     if arguments.rest:

@@ -24,7 +24,7 @@ STOP_DEADLINE = 120.0
 def serve(arguments: Arguments) -> int:
     """Become the daemon."""
     if arguments.agentkernel or os.path.basename(sys.argv[0]) == "agentkernel":
-        from .agentkernel.serve import serve as serve_agentkernel
+        from ..surfaces.agentkernel.cli.serve import serve as serve_agentkernel
 
         return serve_agentkernel(arguments)
     home = spawn.home_directory()

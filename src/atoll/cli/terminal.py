@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ..client.blocking import Link
-    from .agentkernel.recording import Recorder
+    from ..surfaces.agentkernel.cli.recording import Recorder
     from .grammar import Arguments
 
 SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
@@ -33,7 +33,7 @@ def attach(arguments: Arguments) -> int:
     options: dict[str, Any] = {"env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user}
     recorder = None
     if arguments.record is not None:
-        from .agentkernel.recording import Recorder, recording_path
+        from ..surfaces.agentkernel.cli.recording import Recorder, recording_path
 
         name = arguments.rest[0]
         rows, cols = _size()

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..errors import Unavailable
-from ..gateway.pb.atoll.v1 import atoll_pb2 as pb
-from ..gateway.pb.atoll.v1 import atoll_pb2_grpc
+from ..proto.atoll.v1 import atoll_pb2 as pb
+from ..proto.atoll.v1 import atoll_pb2_grpc
+from ..surfaces.k8e.sdk.channel import Route, find_route, ready
 from . import remote_wire as wire
 from .http import Head
-from .k8e_channel import Route, find_route, ready
 from .outcome import Answered, json_answer, lost
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..errors import AtollError, Unavailable
-from ..gateway.pb.atoll.v1 import atoll_pb2 as pb
-from ..gateway.pb.atoll.v1 import atoll_pb2_grpc
+from ..proto.atoll.v1 import atoll_pb2 as pb
+from ..proto.atoll.v1 import atoll_pb2_grpc
+from ..surfaces.k8e.sdk.channel import find_route, ready
 from . import remote_wire as wire
 from .http import Head
-from .k8e_channel import find_route, ready
 from .outcome import AsyncAnswered, json_answer, lost
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from ..errors import AtollError, DaemonUnreachable, OutcomeUnknown
-from ..gateway.grpc.status import error_of
-from ..gateway.pb.atoll.v1 import atoll_pb2 as pb
+from ..proto.atoll.v1 import atoll_pb2 as pb
+from ..surfaces.k8e.grpc.status import error_of
 from .http import Head
 from .outcome import lost
 

@@ -152,7 +152,7 @@ def _spawn(home: str) -> tuple[int, int]:
 
 def daemon_arguments(home: str) -> list[str]:
     """What follows the interpreter to run the daemon."""
-    return ["-m", "atoll.gateway.daemon", "--home", home]
+    return ["-m", "atoll.server.daemon", "--home", home]
 
 
 def _environment() -> dict[str, str]:

@@ -6,31 +6,31 @@ from pathlib import Path
 from atoll.accounts import Accounts
 from atoll.backends.contract import Backend
 from atoll.config import Config
-from atoll.core.approvals import Approvals
-from atoll.core.audit import Audit
-from atoll.core.auditing import Auditing
-from atoll.core.commands import Commands
-from atoll.core.connections import Connections
-from atoll.core.doze import Doze
-from atoll.core.exposures import Exposures
-from atoll.core.files import Files
-from atoll.core.granting import Granting
-from atoll.core.history import History
-from atoll.core.hosts import Hosts
-from atoll.core.images import Images
-from atoll.core.keys import Keys
-from atoll.core.manifest import Manifests
-from atoll.core.network import Loopback, Network
-from atoll.core.once import Once
-from atoll.core.ports import Ports
-from atoll.core.reaper import Reaper
-from atoll.core.recovery import reconcile
-from atoll.core.rules import Gate
-from atoll.core.sandboxes import Sandboxes
-from atoll.core.secrets import Secrets, Vault
-from atoll.core.snapshots import Snapshots
-from atoll.core.store import Store
-from atoll.core.subagents import SubAgents
+from atoll.core.access.approval_rules import Gate
+from atoll.core.access.approvals import Approvals
+from atoll.core.access.audit import Audit
+from atoll.core.access.audited_verbs import Auditing
+from atoll.core.access.held_connections import Connections
+from atoll.core.access.key_confirmation import Granting
+from atoll.core.access.keys import Keys
+from atoll.core.access.secrets import Secrets, Vault
+from atoll.core.commands.history import History
+from atoll.core.commands.verbs import Commands
+from atoll.core.files.exposures import Exposures
+from atoll.core.files.ports import Ports
+from atoll.core.files.verbs import Files
+from atoll.core.policy.hosts import Hosts
+from atoll.core.policy.images import Images
+from atoll.core.policy.network import Loopback, Network
+from atoll.core.sandboxes.idle_freeze import Doze
+from atoll.core.sandboxes.oneshot import Once
+from atoll.core.sandboxes.reaper import Reaper
+from atoll.core.sandboxes.recovery import reconcile
+from atoll.core.sandboxes.subagents import SubAgents
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.sqlite import Store
+from atoll.core.workspaces.manifest import Manifests
+from atoll.core.workspaces.snapshots import Snapshots
 from atoll.errors import AtollError
 
 HOST = "host"

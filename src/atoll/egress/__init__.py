@@ -6,11 +6,11 @@
 A sandbox without network is one that was never attached.
 """
 
-from atoll.egress.member import UPLOAD, EgressEvent
+from atoll.egress.broker.sandbox import UPLOAD, EgressEvent
+from atoll.egress.control.service import Egress, Kept
 from atoll.egress.policy import HOST_NAME, EgressPolicy, HostRule, Verdict, parse_hosts
 from atoll.egress.presets import default_hosts, mode, mode_names, registries, run_hosts
-from atoll.egress.router import Link
-from atoll.egress.service import Egress, Kept
+from atoll.egress.router.router import Link
 
 __all__ = [
     "HOST_NAME",

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Final
 
-from atoll.egress.member import EgressEvent
+from atoll.egress.broker.sandbox import EgressEvent
 
 _KEPT_EVENTS: Final = 1000
 _KEPT_SANDBOXES: Final = 512

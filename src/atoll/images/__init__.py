@@ -6,14 +6,14 @@ of sandboxes.
 """
 
 from atoll.images.catalog import Allowlist, Catalog, CatalogImage
-from atoll.images.credentials import DockerConfig
 from atoll.images.detect import Detection, detect, missing_tool_hint
-from atoll.images.host import HostImage
 from atoll.images.image import Image
-from atoll.images.limits import Limits
+from atoll.images.layers.limits import Limits
 from atoll.images.progress import Progress, ProgressCallback, TerminalBar
-from atoll.images.reference import Reference
+from atoll.images.registry.credentials import DockerConfig
+from atoll.images.registry.reference import Reference
 from atoll.images.selection import Choice, obtain
+from atoll.images.sources.host import HostImage
 from atoll.images.store import ImageStore, Pruned
 
 __all__ = [

@@ -11,7 +11,7 @@ from importlib import resources
 from typing import Any
 
 from atoll.errors import ImageNotAllowed, InvalidArgument
-from atoll.images.reference import Reference
+from atoll.images.registry.reference import Reference
 
 HOST = "host"
 RUNTIMES = ("python", "node", "go", "rust", "ruby", "java", "c", "dotnet")  # agentkernel.toml's `runtime` words

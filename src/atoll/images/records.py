@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.images.image import Settings, Source
-from atoll.images.tree import write_atomically
+from atoll.images.layers.tree import write_atomically
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Unavailable, Unsupported
 from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
 from atoll.images.detect import DEFAULT, Detection, host_program
-from atoll.images.host import HostImage
 from atoll.images.image import Image
 from atoll.images.progress import ProgressCallback, silent
+from atoll.images.sources.host import HostImage
 from atoll.images.store import ImageStore
 from atoll.profiles import nearest
 

@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
-from atoll.images import debian
 from atoll.images.catalog import HOST, Catalog
-from atoll.images.credentials import DockerConfig
-from atoll.images.host import HostImage, build_host_image, find_host_image, forget_host_images
 from atoll.images.image import Image
-from atoll.images.layers import LayerStore
-from atoll.images.limits import Limits
+from atoll.images.layers.layers import LayerStore
+from atoll.images.layers.limits import Limits
+from atoll.images.layers.tree import remove_tree
 from atoll.images.locks import file_lock
-from atoll.images.platforms import Platform
 from atoll.images.progress import Progress, ProgressCallback, silent
-from atoll.images.pull import pull
 from atoll.images.records import ImageRecord, Records
-from atoll.images.reference import Reference, is_digest
-from atoll.images.registry import Registry
-from atoll.images.tree import remove_tree
+from atoll.images.registry.client import Registry
+from atoll.images.registry.credentials import DockerConfig
+from atoll.images.registry.platforms import Platform
+from atoll.images.registry.pull import pull
+from atoll.images.registry.reference import Reference, is_digest
+from atoll.images.sources import debian
+from atoll.images.sources.host import HostImage, build_host_image, find_host_image, forget_host_images
 
 _LOCAL_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _REMOVAL_SECONDS = 30.0

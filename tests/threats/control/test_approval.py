@@ -7,10 +7,11 @@ import time
 import pytest
 
 from atoll import errors
-from atoll.core import Core, presence
-from atoll.core.access import Principal, local
-from atoll.core.approvals import digest
-from atoll.core.credentials import KeyHolder
+from atoll.core import Core
+from atoll.core.access import terminal_presence as presence
+from atoll.core.access.approvals import digest
+from atoll.core.access.credentials import KeyHolder
+from atoll.core.access.principals import Principal, local
 from atoll.model import CreateSandbox, ExecSpec, convert
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from atoll import errors
 from atoll.core import Core
-from atoll.core.access import local
-from atoll.core.audit import Audit, verify
+from atoll.core.access.audit import Audit, verify
+from atoll.core.access.principals import local
 from atoll.model import ChangeHosts, CreateSandbox, ExecSpec, Extend, MakeDirectory, StatFile
 
 ME = local(os.geteuid(), os.getegid())

@@ -2,7 +2,7 @@
 
 import h11
 
-from atoll.gateway import exposed
+from atoll.server import exposed
 
 
 def test_no_answer_acts_on_the_whole_origin() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from atoll import errors
 from atoll.core import Core
-from atoll.core.access import local
-from atoll.core.snapshot_files import Entry, Shelf, check_name
+from atoll.core.access.principals import local
+from atoll.core.workspaces.index import Entry, Shelf, check_name
 from atoll.model import SaveSnapshot
 
 ME = local(0, 0)

@@ -4,7 +4,7 @@ import pytest
 
 from atoll import errors
 from atoll.core import Core
-from atoll.core.credentials import NOBODY, KeyHolder
+from atoll.core.access.credentials import NOBODY, KeyHolder
 from atoll.model import CreateSandbox
 
 

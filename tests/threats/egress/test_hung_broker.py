@@ -6,7 +6,9 @@ import signal
 import pytest
 from egress_world import Inside, World, wait_for
 
-from atoll.egress import EgressPolicy, Kept, broker_line, broker_process
+from atoll.egress import EgressPolicy, Kept
+from atoll.egress.control import broker_process
+from atoll.egress.control import line as broker_line
 
 ADDRESS = "203.0.113.10"
 

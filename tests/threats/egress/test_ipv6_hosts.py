@@ -6,7 +6,7 @@ import ssl
 import pytest
 from egress_world import World, in_net, wait_for
 
-from atoll.egress.standins import MAX_STANDINS, StandIns
+from atoll.egress.broker.ipv6_standins import MAX_STANDINS, StandIns
 
 SIX, OTHER = "2001:db8::10", "2001:db8::20"
 

@@ -8,7 +8,7 @@ import pytest
 from egress_world import World, dns_query, wait_for
 
 from atoll.egress import UPLOAD, EgressPolicy, default_hosts, mode, registries
-from atoll.egress.member import ALERT_BYTES
+from atoll.egress.broker.sandbox import ALERT_BYTES
 from atoll.errors import InvalidArgument
 
 

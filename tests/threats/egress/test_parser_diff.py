@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from atoll.egress.http_head import HeadError, RequestGuard, parse_authority
+from atoll.egress.parse.http_head import HeadError, RequestGuard, parse_authority
 
 GOOD = b"a.example"
 PIECES = [

@@ -8,9 +8,9 @@ from sandbox_lab import PATIENCE
 
 from atoll.config import Config
 from atoll.core import Core
-from atoll.core.access import local
-from atoll.gateway.daemon import local_backend, local_images, local_network
+from atoll.core.access.principals import local
 from atoll.model import CreateSandbox, ExecSpec, LimitsSpec
+from atoll.server.daemon import local_backend, local_images, local_network
 
 STUBBORN = "trap '' TERM INT HUP; for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'while :; do :; done' &); done; while :; do :; done"
 

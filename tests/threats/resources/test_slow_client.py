@@ -11,9 +11,10 @@ import pytest
 from sandbox_lab import PATIENCE, Lab
 
 from atoll import Sandbox
-from atoll.gateway import heads, pace
-from atoll.gateway.server import Listener
-from atoll.gateway.tcp import Door
+from atoll.server import request_limits as heads
+from atoll.server import slow_clients as pace
+from atoll.server.server import Listener
+from atoll.server.tcp import Door
 
 
 def test_slow_requests_delay_nobody(lab: Lab, sandbox: Sandbox) -> None:

@@ -13,9 +13,9 @@ import pytest
 from daemon_lab import Box, DaemonProcess, Failed
 
 from atoll import errors
-from atoll.core.chunks import ChunkStore
-from atoll.core.snapshot_archive import bring_in
-from atoll.core.snapshot_files import Entry, Shelf
+from atoll.core.workspaces.archive import bring_in
+from atoll.core.workspaces.chunks import ChunkStore
+from atoll.core.workspaces.index import Entry, Shelf
 
 
 def save(box: Box, name: str) -> None:

@@ -10,7 +10,7 @@ from plain_backend import plain_core
 
 from atoll import errors
 from atoll.core import Core
-from atoll.core.credentials import NOBODY, KeyHolder
+from atoll.core.access.credentials import NOBODY, KeyHolder
 
 SECRET = b"pin=4711\n"  # little enough to be guessed, one snapshot a guess
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle, children, direct, disks, filters
-from atoll.backends.local.cgroups import SPARE_PIDS, Group
-from atoll.backends.local.container import ContainerBox
-from atoll.backends.local.door import SOCKET, Door
-from atoll.backends.local.engines import HANDED_FD, Engine
-from atoll.backends.local.gvisor import DIAL_DIRECTORY, DIAL_TARGET, GvisorBox, find_gofer, host_tasks
+from atoll.backends.local import binaries, bundle
+from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.kernel import children, disks, filters
+from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
+from atoll.backends.local.runtimes import direct
+from atoll.backends.local.runtimes.engines import HANDED_FD, Engine
+from atoll.backends.local.runtimes.gvisor import DIAL_DIRECTORY, DIAL_TARGET, GvisorBox, find_gofer, host_tasks
+from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:

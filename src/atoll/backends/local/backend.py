@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from atoll.backends.contract import Box, BoxSpec, RuntimeStatus
-from atoll.backends.local import binaries, children, disks
+from atoll.backends.local import binaries
 from atoll.backends.local.assembly import Assembly
-from atoll.backends.local.cgroups import Groups
-from atoll.backends.local.container import ContainerBox
-from atoll.backends.local.disks import Disks
-from atoll.backends.local.door import Door
-from atoll.backends.local.engines import ENGINES, RUNTIMES, Engine
-from atoll.backends.local.gvisor import DIAL_DIRECTORY, GvisorBox
-from atoll.backends.local.ids import COUNT, IdRanges, OwnIds
+from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.kernel import children, disks
+from atoll.backends.local.kernel.cgroups import Groups
+from atoll.backends.local.kernel.disks import Disks
+from atoll.backends.local.kernel.ids import COUNT, IdRanges, OwnIds
+from atoll.backends.local.kernel.rootless import standing
 from atoll.backends.local.paths import ID, Paths, check_id
-from atoll.backends.local.probe import Probes
-from atoll.backends.local.rootless import standing
+from atoll.backends.local.runtimes.engines import ENGINES, RUNTIMES, Engine
+from atoll.backends.local.runtimes.gvisor import DIAL_DIRECTORY, GvisorBox
+from atoll.backends.local.runtimes.gvisor_channel import Door
+from atoll.backends.local.runtimes.probe import Probes
 from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
 
 log = logging.getLogger("atoll.backend")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from atoll.backends.local import seccomp
+from atoll.backends.local.kernel import seccomp
 
 AGENT = "/.atoll/guest"
 # Places the engine mounts on; they must be there and must not be links (CVE-2026-41579 and its kin).

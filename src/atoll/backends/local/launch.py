@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.local import binaries, children
-from atoll.backends.local.children import Status, Watched
-from atoll.backends.local.ids import COUNT
+from atoll.backends.local import binaries
+from atoll.backends.local.kernel import children
+from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.kernel.ids import COUNT
 from atoll.errors import (
     AtollError,
     DiskFull,

@@ -1,0 +1,146 @@
+"""A living sandbox run by an OCI engine, held by the pidfd of its init."""
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from atoll.backends.contract import Ended, Limits, Usage
+from atoll.backends.local.kernel.cgroups import Group
+from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.paths import Paths
+from atoll.errors import SandboxGone
+
+KILL_TIMEOUT = 30.0
+
+
+class ContainerBox:
+    """As runc and crun run it: its init is a process of this kernel."""
+
+    def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched) -> None:
+        self._record = record
+        self._paths = paths
+        self._group = group
+        self._init = init
+        self._killed = ""
+        self._mounts: list[int] = []  # its mount namespaces, once it is being killed
+        self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        init.ended.add_done_callback(self._on_end)
+
+    @property
+    def id(self) -> str:
+        return str(self._record["id"])
+
+    @property
+    def record(self) -> dict[str, Any]:
+        return self._record
+
+    @property
+    def pid(self) -> int:
+        return self._init.pid
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await connect(self._paths.run(self.id))
+
+    async def wait(self) -> Ended:
+        return await asyncio.shield(self._ended)
+
+    async def kill(self) -> None:
+        """Its mounts are held until `unmount`: its last process would else stay until all of them are undone."""
+        self._killed = self._killed or "killed by the daemon"
+        self._hold_mounts()
+        self._init.signal(signal.SIGKILL)  # its namespace dies with it, also where there is no control group
+        self._group.strike()
+        with suppress(TimeoutError):  # then the group says what does not die
+            async with asyncio.timeout(KILL_TIMEOUT):
+                await self.wait()
+        if not self._group.is_empty():
+            await self._group.kill()
+
+    def _hold_mounts(self) -> None:
+        if not self._mounts and not self._init.over:
+            for pid in (self.pid, *self._servers()):
+                with suppress(OSError):
+                    self._mounts.append(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+
+    def _servers(self) -> list[int]:
+        """Other processes with mounts of their own."""
+        return []
+
+    def unmount(self) -> None:
+        """Let go of the mounts of what was killed; takes as long as the kernel needs to write and undo them."""
+        while self._mounts:
+            os.close(self._mounts.pop())
+
+    async def freeze(self) -> None:
+        self._alive()
+        await self._group.freeze(True)
+
+    async def thaw(self) -> None:
+        self._alive()
+        await self._group.freeze(False)
+
+    async def usage(self) -> Usage:
+        memory, peak = self._group.memory()
+        used, total = self._disk() if self._record["enforced"].get("disk_mb") else (None, None)
+        return Usage(memory, peak, self._group.cpu_us(), self._group.count(), used, total, self._group.oom_kills())
+
+    async def update_limits(self, limits: Limits) -> None:
+        """Those of the control group change at once; disk and open files are fixed when a sandbox starts."""
+        self._alive()
+        self._record["enforced"] = {**self._record["enforced"], **self._apply(limits)}
+        kept = Limits.from_json(self._record["limits"])
+        self._record["limits"] = {**limits.to_json(), "disk_mb": kept.disk_mb, "files": kept.files}
+
+    def _apply(self, limits: Limits) -> dict[str, bool]:
+        return self._group.apply(limits)
+
+    def enforced(self) -> dict[str, bool]:
+        return dict(self._record["enforced"])
+
+    def release(self) -> None:
+        """Stop watching; the sandbox goes on, and `wait` is for the next daemon to answer."""
+        self._init.close()
+        self.unmount()
+
+    def _alive(self) -> None:
+        if self._init.over:
+            raise SandboxGone(f"sandbox {self.id} has ended", details={"reason": "exited"})
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        # The root of its mount namespace itself, no name below it: nothing here is looked up in the sandbox's tree.
+        try:
+            stat = os.statvfs(f"/proc/{self.pid}/root")
+        except OSError:
+            return None, None
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+    def _status(self, status: Status) -> Status:
+        return status
+
+    def _on_end(self, ended: asyncio.Future[Status]) -> None:
+        self._ended.set_result(_how(self._status(ended.result()), self._group.oom_kills() or 0, self._killed))
+
+
+def _how(status: Status, oom_kills: int, killed: str) -> Ended:
+    """The truth as far as it can be known: who asked for the kill, then the kernel's counter, then the exit status."""
+    if killed:
+        return Ended("killed", killed)
+    if status.code is not None:
+        return Ended("exit", f"the agent exited with code {status.code}")
+    if oom_kills and status.signal in (None, signal.SIGKILL):
+        return Ended("oom", f"out of memory: the kernel killed {oom_kills} process{'es' if oom_kills > 1 else ''}")
+    if status.signal is not None:
+        return Ended("killed", f"killed by signal {status.signal}")
+    return Ended("unknown", "it ended while no daemon was its parent")
+
+
+async def connect(run: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """To the agent's socket. By way of a descriptor: a home with a long name would not fit into a socket address."""
+    directory = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/agent.sock")
+    finally:
+        os.close(directory)

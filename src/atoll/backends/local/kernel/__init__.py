@@ -1,0 +1,1 @@
+"""What the local backend asks of the kernel: control groups, id ranges, disks, children, filters."""

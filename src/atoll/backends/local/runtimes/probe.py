@@ -1,0 +1,193 @@
+"""Does a runtime work here? A program on PATH proves nothing: a sandbox is started and a command run in it, once.
+
+The answer is remembered in probes.json until the engine, our own programs or the kernel change.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+from base64 import b32encode
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import atoll
+from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
+from atoll.backends.local import binaries
+from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.paths import Paths
+from atoll.backends.local.runtimes import version_floor as floor
+from atoll.backends.local.runtimes.engines import DIRECT, RUNTIMES, Engine, order_of, program_of
+from atoll.errors import AtollError
+from atoll.guest import ConnectionLost
+from atoll.guest.client import GuestClient
+from atoll.guest.process import Process
+
+log = logging.getLogger("atoll.backend")
+
+TIMEOUT = 30.0
+_FIXES = {"container": "install the package runc", "gvisor": "install the package runsc (gVisor), of 2024 or later"}
+_DIRECT_FIX = "leave [backend] container_engine out, and runc is used"
+
+Create = Callable[[BoxSpec, Engine], Awaitable[ContainerBox]]
+Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+
+
+class Probes:
+    """What was found out, kept on disk."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        create: Create,
+        destroy: Destroy,
+        *,
+        refuse_old: bool = False,
+        engine: str = "auto",
+        rootless: bool = False,
+    ) -> None:
+        self._order = {runtime: order_of(runtime, engine, rootless=rootless) for runtime in RUNTIMES}
+        self._refuse_old = refuse_old
+        self._warned: set[str] = set()
+        self._paths = paths
+        self._create = create
+        self._destroy = destroy
+        self._locks = {runtime: asyncio.Lock() for runtime in RUNTIMES}
+        self._found: dict[str, RuntimeStatus] = {}
+
+    async def status(self, runtime: str) -> RuntimeStatus:
+        """The first engine that works, or why none does."""
+        async with self._locks[runtime]:
+            tried: list[RuntimeStatus] = []
+            for name in self._order[runtime]:
+                status = self._judged(await self._status(runtime, name))
+                if status.works:
+                    return _with_reason(status, tried)
+                tried.append(status)
+            why = "; ".join(f"{status.engine}: {status.why}" for status in tried)
+            return replace(tried[0], why=why)  # the preferred one is what there is to mend
+
+    def _judged(self, status: RuntimeStatus) -> RuntimeStatus:
+        """What is known about this version; the operator may have it refused."""
+        found = floor.judge(program_of(status.engine), status.version)
+        if found is None:
+            return status
+        if status.engine not in self._warned:
+            self._warned.add(status.engine)
+            log.warning("%s", found.warning)
+        if self._refuse_old and status.works:
+            return replace(status, works=False, why=found.warning, fix=found.fix, warning=found.warning)
+        return replace(status, warning=found.warning)
+
+    async def engine(self, runtime: str) -> Engine:
+        status = await self.status(runtime)
+        program = _program(status.engine)
+        if not status.works or program is None:
+            raise AtollError(f"no engine works: {status.why}", hint=status.fix)
+        return Engine(status.engine, program)
+
+    async def _status(self, runtime: str, name: str) -> RuntimeStatus:
+        program = _program(name)
+        if program is None:
+            return RuntimeStatus(runtime, False, "not installed", _FIXES[runtime], engine=name)
+        if name not in self._found:
+            key = _key(program)
+            self._found[name] = self._remembered(runtime, name, key) or await self._try(Engine(name, program), key)
+        return self._found[name]
+
+    async def _try(self, engine: Engine, key: str) -> RuntimeStatus:
+        version = atoll.__version__ if engine.direct else await version_of(engine.program)
+        runtime, fix = engine.runtime, _DIRECT_FIX if engine.direct else _FIXES[engine.runtime]
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                await self._run_once(engine)
+            status = RuntimeStatus(runtime, True, version=version, engine=engine.name)
+        except TimeoutError:
+            why = f"no answer within {TIMEOUT:.0f} s"
+            status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
+        except (AtollError, OSError, ConnectionLost) as error:
+            status = RuntimeStatus(runtime, False, str(error), getattr(error, "hint", "") or fix, version, engine.name)
+        self._remember(engine.name, key, status)
+        return status
+
+    async def _run_once(self, engine: Engine) -> None:
+        """An empty image is enough: the agent needs nothing, and runs itself as the command."""
+        rootfs = self._paths.home / "images" / "empty"
+        rootfs.mkdir(parents=True, exist_ok=True)
+        limits = Limits(memory_mb=64, pids=32, disk_mb=16)
+        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits, network_later=True), engine)
+        try:
+            client = GuestClient(
+                box.connect,
+                host_secret=box.record["host_secret"],
+                agent_secret=box.record["agent_secret"],
+                agent_first=bool(box.record.get("agent_first")),
+            )
+            try:
+                process = await Process.start(client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
+                async for _ in process:
+                    pass
+            finally:
+                await client.close()
+        finally:
+            await asyncio.shield(self._destroy(box.record))
+
+    def _remembered(self, runtime: str, name: str, key: str) -> RuntimeStatus | None:
+        entry = self._read().get(name)
+        if not isinstance(entry, dict) or entry.get("key") != key or not entry.get("works"):
+            return None  # a failure is tried again by the next daemon: the cause may be gone
+        return RuntimeStatus(runtime, True, version=str(entry.get("version", "")), engine=name)
+
+    def _remember(self, name: str, key: str, status: RuntimeStatus) -> None:
+        entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
+        half = self._paths.probes.with_suffix(f".{os.getpid()}")
+        half.write_text(json.dumps({**self._read(), name: entry}, indent=1))
+        half.rename(self._paths.probes)
+
+    def _read(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            value = json.loads(self._paths.probes.read_text())
+            if isinstance(value, dict):
+                return value
+        return {}
+
+
+def _program(engine: str) -> str | None:
+    return str(binaries.launcher()) if engine == DIRECT else binaries.system(program_of(engine))
+
+
+def _with_reason(status: RuntimeStatus, tried: list[RuntimeStatus]) -> RuntimeStatus:
+    """Say why our own engine is not the one, if that was tried."""
+    refused = [f"{status.engine}, because {other.engine}: {other.why}" for other in tried if other.engine == DIRECT]
+    return replace(status, why="; ".join(refused))
+
+
+def new_id() -> str:
+    """A sandbox id: 100 random bits in lower-case base32."""
+    return b32encode(secrets.token_bytes(13)).decode().lower()[:20]
+
+
+def _key(program: str) -> str:
+    """What the answer depends on."""
+    parts = [os.uname().release]
+    for path in (Path(program), binaries.launcher(), binaries.guest()):
+        stat = path.stat()
+        parts.append(f"{path}:{stat.st_mtime_ns}:{stat.st_size}")
+    return " ".join(parts)
+
+
+async def version_of(program: str) -> str:
+    try:
+        async with asyncio.timeout(10):
+            process = await asyncio.create_subprocess_exec(
+                program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+            )
+            stdout, _ = await process.communicate()
+    except (TimeoutError, OSError):
+        return ""
+    words = stdout.decode(errors="replace").split()
+    return next((word for word in words if word.removeprefix("release-")[:1].isdigit()), "")

@@ -1,0 +1,151 @@
+"""Every verb that changes something is written down: before its effect, and how it ended. This is the one place.
+
+`Auditing.watch` takes the verbs of one part of core and puts a wrapper around each, so that no door, and no other verb that
+uses it, passes by. What cannot be written down is not done.
+"""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextvars import ContextVar
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.core.access.audit import Audit
+from atoll.core.access.principals import Principal
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.model import ALIAS
+
+SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call came from, set by the doors
+SHOWN = 500
+READING = frozenset(("stat", "du"))  # of the file operations that are one question: those that change nothing
+FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
+          "target", "action", "port", "host", "hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
+          "require_approval")  # fmt: skip  # of a request: what is written down. Never env, content or secrets
+RENAMED = {"action": "asked", "source": "from"}  # words the record itself has another meaning for
+
+Verb = Callable[..., Any]
+
+
+class Auditing:
+    def __init__(self, audit: Audit, sandboxes: Sandboxes) -> None:
+        self.audit = audit
+        self._sandboxes = sandboxes
+
+    def watch(self, part: Any, *verbs: str, of: str = "", on_sandbox: bool = True) -> None:
+        """Wrap these methods of `part`; their first argument is the principal and, unless said, the next the sandbox."""
+        for name in verbs:
+            verb = getattr(part, name)
+            action = f"{of}.{name}" if of else name
+            names = list(inspect.signature(verb).parameters)
+            wrap = self._stream if inspect.isasyncgenfunction(verb) else self._call
+            setattr(part, name, wrap(verb, action, names, on_sandbox))
+
+    def _call(self, verb: Verb, action: str, names: list[str], on_sandbox: bool) -> Verb:
+        async def audited(who: Principal, *args: Any, **options: Any) -> Any:
+            entry = self._begin(action, names, on_sandbox, who, args, options)
+            if entry is None:
+                return await verb(who, *args, **options)
+            try:
+                answer = await verb(who, *args, **options)
+            except BaseException as error:
+                self._end(entry, _failure(error))
+                raise
+            self._end(entry, "ok", answer)
+            return answer
+
+        return audited
+
+    def _stream(self, verb: Verb, action: str, names: list[str], on_sandbox: bool) -> Verb:
+        async def audited(who: Principal, *args: Any, **options: Any) -> AsyncIterator[Any]:
+            entry = self._begin(action, names, on_sandbox, who, args, options)
+            last: Any = None
+            items = verb(who, *args, **options)
+            try:
+                async for last in items:
+                    yield last
+            except BaseException as error:
+                if entry is not None:
+                    self._end(entry, _failure(error))
+                raise
+            finally:
+                await items.aclose()
+            if entry is not None:
+                self._end(entry, "ok", last)
+
+        return audited
+
+    def _begin(
+        self,
+        action: str,
+        names: list[str],
+        on_sandbox: bool,
+        who: Principal,
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> dict[str, Any] | None:
+        given = dict(zip(names[1:], args, strict=False)) | options
+        if action == "files.ask":
+            if given["op"] in READING:
+                return None
+            action = f"files.{given['op']}"
+        sandbox = self._id(who, str(given.get("ref", ""))) if on_sandbox else ""
+        details: dict[str, Any] = {}
+        for key, value in given.items():
+            if key == "ref":
+                continue
+            if isinstance(value, msgspec.Struct):
+                details.update(_fields(value))
+            elif key in FIELDS or key in ("approval", "approved", "reason", "key", "signal"):
+                details[key] = _shown(value)
+        who_said = {"who": who.owner, "action": action, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
+        seq = self._write(**who_said, result="begun", **{RENAMED.get(key, key): v for key, v in details.items()})
+        return {**who_said, "of": seq}
+
+    def _end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
+        made = getattr(answer, "id", None)
+        if not entry["sandbox"] and isinstance(made, str):
+            entry = {**entry, "sandbox": made}
+        code = getattr(answer, "exit_code", None)
+        self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
+
+    def _write(self, **record: Any) -> int:
+        try:
+            return self.audit.record(**record)
+        except OSError as error:
+            raise errors.Unavailable(f"the audit log cannot be written: {error.strerror}") from error
+
+    def _id(self, who: Principal, ref: str) -> str:
+        """The sandbox's own id where there is one, else what was asked for."""
+        if (who.owner, ref) in self._sandboxes.live:
+            return ref
+        row = self._sandboxes.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
+        return str(row["id"]) if row is not None else ref[:256].encode("utf-8", "backslashreplace").decode()
+
+
+def _fields(request: msgspec.Struct) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in FIELDS:
+        value = getattr(request, name, None)
+        if value not in (None, "", [], False):
+            found[name] = _shown(value)
+    return found
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, str):
+        text = value.encode("utf-8", "backslashreplace").decode()
+        return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+    if isinstance(value, list | tuple):
+        return [_shown(item) for item in value[:32]]
+    return value if isinstance(value, int | float | bool) else str(value)[:SHOWN]
+
+
+def _failure(error: BaseException) -> str:
+    if isinstance(error, errors.AtollError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    return "internal"

@@ -1,0 +1,191 @@
+"""From a credential to a principal: the one place that decides who is calling, for every front door.
+
+A bearer key counts before anything else, and a wrong one is refused even where none was needed. Then a client
+certificate, then the peer of a Unix socket, then the user who owns a loopback connection's socket. Nothing else is known,
+and what is not known is refused.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from atoll.backends.local.kernel.rootless import standing
+from atoll.errors import PermissionDenied, Unauthenticated
+
+from .keys import Key, Keys
+from .principals import Principal, local
+from .ratelimit import DEFAULTS, Class, Limiter, Rate
+
+NOBODY = 65534
+BROKER = b"atoll.egress.broker.process"  # in the command line of one
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHolder(Principal):
+    """A principal known by an API key or a certificate issued for one. Host paths are opened as nobody."""
+
+    name: str = ""
+    key_id: str = ""
+    scopes: tuple[str, ...] = ()
+    quotas: Mapping[str, float] = field(default_factory=dict, compare=False)
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The far end of a connection, as the listener saw it; nothing in here was said by the client."""
+
+    address: str  # "unix" or "ip:port", for logs
+    uid: int | None = None  # of a Unix socket's peer, or of a loopback connection (`loopback_owner` at accept)
+    gid: int | None = None
+    fingerprint: str | None = None
+    pid: int = 0  # of a Unix socket's peer; 0 is unknown
+
+
+class Ledger(Protocol):
+    """The part of the certificate authority that is asked here."""
+
+    def find(self, finger: str) -> LedgerLine | None: ...
+
+
+class LedgerLine(Protocol):
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def revoked_at(self) -> int: ...
+
+
+class Doorkeeper:
+    def __init__(self, keys: Keys, ledger: Ledger | None = None, *, users: frozenset[int] | None = None) -> None:
+        self.keys = keys
+        self.ledger = ledger
+        self.limiter = Limiter()
+        self._users = users if users is not None else frozenset((os.geteuid(),))
+
+    def identify(self, peer: Peer, bearer: str | None) -> Principal:
+        """Who this is, or Unauthenticated. `bearer` is the key without the word `Bearer`, None when none was sent."""
+        if bearer is not None:
+            return _holder(self.keys.authenticate(bearer))
+        if peer.fingerprint is not None:
+            return self._by_certificate(peer.fingerprint)
+        if peer.uid is not None:
+            return self._local(peer.uid, NOBODY if peer.gid is None else peer.gid)
+        raise Unauthenticated("an API key is needed", hint="send `authorization: Bearer <key>`")
+
+    def recheck(self, who: Principal) -> None:
+        """Raise when a credential has been revoked or has expired since; for calls that stay open."""
+        if not isinstance(who, KeyHolder):
+            return
+        self.keys.current(who.key_id)
+        if who.fingerprint:
+            self._by_certificate(who.fingerprint)
+
+    def admit(self, who: Principal, kind: Class) -> None:
+        """Count a call against the identity's rate; local callers have none."""
+        if not isinstance(who, KeyHolder):
+            return
+        usual = DEFAULTS[kind]
+        burst, per_second = who.quotas.get(f"{kind}_burst"), who.quotas.get(f"{kind}_rate")
+        rate = Rate(usual.burst if burst is None else burst, usual.per_second if per_second is None else per_second)
+        self.limiter.take(who.owner, kind, rate)
+
+    def _by_certificate(self, fingerprint: str) -> KeyHolder:
+        line = self.ledger.find(fingerprint) if self.ledger is not None else None
+        if line is None:
+            raise Unauthenticated("this certificate is not known here")
+        if line.revoked_at:
+            raise PermissionDenied("this certificate has been revoked")
+        return _holder(self.keys.current(line.key_id), fingerprint)
+
+    def _local(self, uid: int, gid: int) -> Principal:
+        if uid not in self._users:
+            raise Unauthenticated("this daemon serves another user", hint="use an API key, or your own daemon")
+        return local(uid, gid)
+
+
+def may(who: Principal, scope: str) -> bool:
+    """Whether a principal has a scope. Local callers have `use` and `admin`; `approve` asks for more than a credential
+    from them, and that is decided where approvals are."""
+    if isinstance(who, KeyHolder):
+        return scope in who.scopes or "admin" in who.scopes
+    return True
+
+
+def require(who: Principal, scope: str) -> None:
+    if not may(who, scope):
+        raise PermissionDenied(f"this key does not have the scope {scope!r}")
+
+
+def bearer_of(header: str | None) -> str | None:
+    """The key of an Authorization header; None without one. Any other scheme is a wrong credential, not a missing one."""
+    if header is None:
+        return None
+    scheme, _, value = header.partition(" ")
+    return value.strip() if scheme.lower() == "bearer" else ""
+
+
+def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
+    """The uid that owns the client's end of a loopback connection, from /proc/net/tcp; None when it cannot be told.
+
+    Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else. What the egress
+    broker carries for a sandbox is nobody's, also where the broker has to run as the daemon's own user.
+    """
+    if not (_is_loopback(theirs[0]) and _is_loopback(ours[0])):
+        return None
+    wanted = {(_hex_address(theirs, mapped), _hex_address(ours, mapped)) for mapped in (False, True)}
+    owners, inodes = set(), set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            # State 01 is ESTABLISHED; an inode of 0 is an orphan, whose uid says nothing.
+            if len(fields) > 9 and fields[3] == "01" and fields[9] != "0" and (fields[1], fields[2]) in wanted:
+                owners.add(int(fields[7]))
+                inodes.add(fields[9])
+    if len(owners) != 1 or (standing().rootless and _is_brokers(inodes)):
+        return None
+    return owners.pop()
+
+
+def _is_brokers(inodes: set[str]) -> bool:
+    """Whether a broker holds one of these sockets. Only those of this daemon's own namespace can be looked into."""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and BROKER in (process / "cmdline").read_bytes():
+                for descriptor in (process / "fd").iterdir():
+                    with suppress(OSError):
+                        if os.readlink(descriptor) in wanted:
+                            return True
+    return False
+
+
+def _hex_address(end: tuple[str, int], mapped: bool) -> str:
+    """The kernel's notation: 32-bit words in the byte order of the machine, then the port."""
+    address = ipaddress.ip_address(end[0].partition("%")[0])
+    packed = address.packed
+    if mapped and address.version == 4:
+        packed = bytes(10) + b"\xff\xff" + packed
+    words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
+    return "".join(f"{word:08X}" for word in words) + f":{end[1]:04X}"
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
+
+
+def _holder(key: Key, fingerprint: str = "") -> KeyHolder:
+    return KeyHolder(f"key:{key.name}", NOBODY, NOBODY, "key", key.name, key.id, key.scopes, key.quotas, fingerprint)

@@ -1,0 +1,448 @@
+"""Running things in a sandbox: wait for them, stream them, leave them in the background, come back to them."""
+
+import asyncio
+import hashlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.core.access.approval_rules import Gate
+from atoll.core.access.principals import Principal, new_command_id
+from atoll.core.access.secrets import Vault
+from atoll.core.commands import languages
+from atoll.core.commands.command import Running, info
+from atoll.core.commands.history import History
+from atoll.core.commands.output import Output
+from atoll.core.sandboxes.state import Live
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.sqlite import Row, Store
+from atoll.guest import Process, ProgramNotStarted
+from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
+
+SHOWN_ARGUMENT = 4096
+
+Spec = ExecSpec | RunSpec
+Processes = list[dict[str, Any]]
+
+
+class Commands:
+    """Every command of every sandbox."""
+
+    def __init__(self, sandboxes: Sandboxes, store: Store, history: History, directory: Path) -> None:
+        self._sandboxes = sandboxes
+        self._store = store
+        self._history = history
+        self._directory = directory
+        directory.mkdir(mode=0o700, exist_ok=True)
+        sandboxes.forget_outputs = self._forget_outputs
+        self.vault: Vault | None = None  # where a sandbox's secrets come from
+        self.gate: Gate | None = None  # what holds commands that need approval
+
+    # Starting
+
+    async def exec(self, who: Principal, ref: str, spec: Spec) -> ExecResult:
+        """Run it and wait. A caller that is cancelled while waiting kills it."""
+        live = self._sandboxes.reach(who, ref)
+        repeated = self._repeated(live, spec)
+        if repeated is not None:
+            return await self._wait_for(live, repeated)
+        await self._admit(who, live, spec)
+        running = await self._start(live, spec, background=False)
+        if not running.ended:
+            async for _ in running.consume():
+                pass
+        return running.result()
+
+    run = exec
+
+    async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | ExecResult]:
+        """Run it and pass on its output as it comes. A slow reader slows the command and nothing else."""
+        live = self._sandboxes.reach(who, ref)
+        if self._repeated(live, spec) is not None:
+            assert spec.id is not None
+            async for item in self.attach(who, ref, spec.id):
+                yield item
+            return
+        await self._admit(who, live, spec)
+        running = await self._start(live, spec, background=False)
+        yield Started(command_id=running.id, sandbox_id=live.id, pid=running.pid)
+        if running.ended:
+            for channel, kept in running.output.kept.items():
+                if data := kept.first():
+                    yield Chunk(channel, data, 0)
+        else:
+            output = running.consume()
+            try:
+                async for chunk in output:
+                    yield chunk
+            finally:
+                await output.aclose()  # type: ignore[attr-defined]  # it is a generator
+        yield running.result()
+
+    async def background(self, who: Principal, ref: str, spec: Spec) -> CommandInfo:
+        """Start it and let it run without a client."""
+        live = self._sandboxes.reach(who, ref)
+        repeated = self._repeated(live, spec)
+        if repeated is not None:
+            return repeated.info() if isinstance(repeated, Running) else info(repeated, None)
+        most = self._sandboxes.config.sandboxes.background_runs
+        terminal = isinstance(spec, ExecSpec) and spec.pty is not None
+        if live.background_runs >= most and not terminal:
+            raise errors.Exhausted(
+                f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
+            )
+        await self._admit(who, live, spec)
+        running = await self._start(live, spec, background=True)
+        if not running.ended:
+            running.task = asyncio.create_task(running.pump())
+        return running.info(most=0)
+
+    # Coming back
+
+    async def list(self, who: Principal, ref: str) -> list[CommandInfo]:
+        row = self._sandboxes.known(who, ref)
+        live = self._sandboxes.live.get((who.owner, row["id"]))
+        known = live.commands if live else {}
+        return [
+            known[command["id"]].info(most=0) if command["id"] in known else info(command, None)
+            for command in self._store.commands(row["id"])
+        ]
+
+    async def poll(
+        self, who: Principal, ref: str, command: str, stdout_from: int = 0, stderr_from: int = 0
+    ) -> CommandInfo:
+        """How it stands, with the output kept from those offsets on."""
+        if stdout_from < 0 or stderr_from < 0:
+            raise errors.InvalidArgument("offsets must not be negative")
+        sandbox, running, row = self._find(who, ref, command)
+        if running is not None:
+            return running.info(stdout_from, stderr_from)
+        output = self._stored_output(sandbox, row)
+        try:
+            return info(row, output, stdout_from, stderr_from)
+        finally:
+            _close(output)
+
+    async def attach(
+        self, who: Principal, ref: str, command: str, stdout: int = 0, stderr: int = 0
+    ) -> AsyncIterator[Started | Chunk | ExecResult]:
+        """Its output from those offsets (-1: from now on) and its result. Going away does not touch it."""
+        sandbox, running, row = self._find(who, ref, command)
+        if running is None:
+            output = self._stored_output(sandbox, row)
+            if row["status"] in ("running", "lost") or output is None:
+                raise errors.FailedPrecondition("the output of this command is no longer kept")
+            output.finish()
+            result = _stored_result(sandbox, row, output)
+        else:
+            output, result = running.output, None
+        yield Started(command_id=command, sandbox_id=sandbox, pid=row["pid"] if running is None else running.pid)
+        try:
+            async for channel, offset, data in output.follow({1: stdout, 2: stderr}):
+                yield Chunk(channel, data, offset)
+            if running is not None:
+                await running.done.wait()
+                result = running.result()
+        finally:
+            if running is None:
+                _close(output)
+        assert result is not None
+        yield result
+
+    # Acting on it
+
+    async def stdin(self, who: Principal, ref: str, command: str, data: AsyncIterator[bytes] | bytes, eof: bool) -> int:
+        """Feed a command that was started with `stdin_stream` or a terminal; the bytes that were taken."""
+        running = self._alive(who, ref, command)
+        process = running.process
+        if process is None or not (running.spec.get("stdin_stream") or running.spec.get("pty")):
+            raise errors.FailedPrecondition("this command does not take stdin", hint="start it with stdin_stream")
+        written = 0
+        try:
+            if isinstance(data, bytes):
+                await process.write(data)
+                written = len(data)
+            else:
+                async for piece in data:
+                    await process.write(piece)
+                    written += len(piece)
+        except BrokenPipeError:
+            raise errors.FailedPrecondition("the command has ended", details={"written": written}) from None
+        if eof:
+            process.close_stdin()
+        return written
+
+    async def signal(self, who: Principal, ref: str, command: str, signal: int, group: str = "tree") -> None:
+        running = self._alive(who, ref, command)
+        with running.live.use() as client:
+            await client.request("signal", id=command, signal=signal, group=group)
+
+    async def kill(self, who: Principal, ref: str, command: str) -> CommandInfo:
+        """End it with everything it started; for one that has ended already, just how it ended."""
+        _, running, row = self._find(who, ref, command)
+        if running is None or running.ended:
+            return running.info(most=0) if running is not None else info(row, None)
+        with running.live.use() as client:
+            try:
+                await client.request("kill", id=command)
+            except errors.NotFound:
+                pass  # it has just ended
+        try:
+            async with asyncio.timeout(30):
+                await running.done.wait()
+        except TimeoutError:
+            pass
+        return running.info(most=0)
+
+    async def resize(self, who: Principal, ref: str, command: str, rows: int, cols: int) -> None:
+        running = self._alive(who, ref, command)
+        if not running.spec.get("pty"):
+            raise errors.FailedPrecondition("this command has no terminal")
+        with running.live.use() as client:
+            await client.request("resize", id=command, rows=rows, cols=cols)
+
+    async def foreground(self, who: Principal, ref: str, command: str) -> int:
+        """The process group in front on its terminal; -1 when unknown."""
+        running = self._alive(who, ref, command)
+        with running.live.use() as client:
+            pgid = (await client.request("foreground", id=command)).get("pgid")
+        return pgid if isinstance(pgid, int) else -1
+
+    async def processes(self, who: Principal, ref: str) -> Processes:
+        live = self._sandboxes.reach(who, ref)
+        with live.use() as client:
+            found = (await client.request("ps")).get("processes")
+        return [process for process in found if isinstance(process, dict)] if isinstance(found, list) else []
+
+    # After a restart of the daemon
+
+    async def recover(self, live: Live) -> None:
+        """Find the commands of a sandbox that outlived the daemon, and go on recording them."""
+        answer = await live.client.request("procs")
+        there = {p["id"]: p for p in answer.get("procs") or [] if isinstance(p, dict) and isinstance(p.get("id"), str)}
+        rows = self._store.running_commands(live.id)
+        for process in there.values():
+            if process.get("running") is True and self._store.command(live.id, process["id"]) is None:
+                rows.append(self._unrecorded(live, process))
+        for row in rows:
+            row["background"] = True  # its caller, if it had one, is gone and may come back
+            if row["id"] not in there:
+                self._store.update_command(live.id, row["id"], status="lost", ended_at=time.time())
+                continue
+            output = Output(row["spec"].get("kept", 0), self._directory / live.id, row["id"])
+            running = Running(live, row, output, self._store, self._history)
+            wants_stdin = bool(row["spec"].get("stdin_stream") or row["spec"].get("pty"))
+            sizes = {channel: kept.size for channel, kept in output.kept.items()}
+            running.process = await Process.attach(
+                live.client, row["id"], out=sizes[1], err=sizes[2], stdin=wants_stdin
+            )
+            running.pid = running.process.pid
+            live.commands[running.id] = running
+            running.task = asyncio.create_task(running.pump())
+
+    def _unrecorded(self, live: Live, process: dict[str, Any]) -> Row:
+        """A command that was started in the very moment the daemon was killed: the agent knows it, the store does not."""
+        argv = process.get("argv")
+        row: Row = {
+            "id": process["id"],
+            "argv": [str(arg)[:SHOWN_ARGUMENT] for arg in argv[:64]] if isinstance(argv, list) else [],
+            "language": None,
+            "background": True,
+            "body": "",
+            "spec": {"kept": 1024 * 1024, "stdin_stream": False, "cleanup": None, "pty": process.get("pty") is True},
+            "started_at": time.time(),
+        }
+        self._store.add_command(live.id, row["id"], row)
+        return row
+
+    # Inside
+
+    async def _admit(self, who: Principal, live: Live, spec: Spec) -> None:
+        """Wait for a person where a rule of the sandbox says so."""
+        if live.spec.require_approval:
+            if self.gate is None:
+                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
+            await self.gate.command(who, live, spec)
+            if live.state != "running":
+                raise live.not_running()
+            if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
+                raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
+
+    async def _start(self, live: Live, spec: Spec, *, background: bool) -> Running:
+        command = spec.id or new_command_id()
+        cwd = spec.cwd or live.spec.workdir
+        call = languages.call(spec, command, cwd) if isinstance(spec, RunSpec) else None
+        kept = spec.kept
+        row: Row = {
+            "id": command,
+            "argv": _shown_argv(spec),
+            "language": call.language.name if call else None,
+            "background": background,
+            "body": _body(spec),
+            "spec": {"kept": kept, "stdin_stream": spec.stdin_stream, "cleanup": call.path if call else None,
+                     "pty": isinstance(spec, ExecSpec) and spec.pty is not None},
+            "started_at": time.time(),
+        }  # fmt: skip
+        if command in live.commands:
+            raise errors.AlreadyExists(f"there is a command {command!r} already")
+        output = Output(kept, self._directory / live.id if background else None, command)
+        running = Running(live, row, output, self._store, self._history)
+        live.commands[command] = running
+
+        def sent() -> None:
+            """While the agent starts it: written before its start is known, and no later than any of its output."""
+            if not running.recorded:
+                running.recorded = True
+                self._store.add_command(live.id, command, row)
+
+        try:
+            with live.use() as client:
+                if call is not None and call.path is not None:
+                    await client.upload("write", call.code, path=call.path, mode=0o600, create="new")
+                process = await self._process(live, command, spec, call, cwd, sent)
+            running.begin(process, spec.stdin_bytes())
+        except ProgramNotStarted as refused:
+            running.never_started(refused.exit_code, refused.message)
+        except BaseException as error:
+            live.commands.pop(command, None)
+            if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
+                self._store.update_command(live.id, command, status="lost", ended_at=time.time())
+            else:
+                self._store.drop_command(live.id, command)
+            raise
+        return running
+
+    async def _process(
+        self,
+        live: Live,
+        command: str,
+        spec: Spec,
+        call: languages.Call | None,
+        cwd: str,
+        sent: Callable[[], None],
+    ) -> Process:
+        request: dict[str, Any] = {"cwd": cwd, "timeout_ms": spec.limit_ms or None}
+        if spec.stdin is not None or spec.stdin_b64 is not None or spec.stdin_stream:
+            request["stdin"] = True
+        if call is not None:
+            request.update(argv=call.argv, env=call.env or None)
+        else:
+            assert isinstance(spec, ExecSpec)
+            request.update(argv=spec.argv, shell=spec.command, env=spec.env or None, user=spec.user, umask=spec.umask)
+            if spec.pty is not None:
+                request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
+                request["stdin"] = True
+        if live.spec.secrets and self.vault is not None:
+            values = self.vault.resolve(live.owner, live.spec.secrets)
+            self._history.mask(live.id, values.values())
+            request["env"] = {**(request.get("env") or {}), **values}
+        try:
+            return await Process.start(live.client, command, request, sent)
+        except ProgramNotStarted:
+            if call is None or call.language is not languages.BASH:
+                raise
+            request["argv"] = ["/bin/sh", *call.argv[1:]]  # an image without bash
+            return await Process.start(live.client, command, request, sent)
+
+    def _repeated(self, live: Live, spec: Spec) -> Running | Row | None:
+        """The first run, when a caller asks again because the answer was lost; another request with its id is refused."""
+        if spec.id is None:
+            return None
+        running = live.commands.get(spec.id)
+        if running is None and not self._store.knows_command(live.id, spec.id):
+            return None
+        row = self._store.command(live.id, spec.id) if running is None else None
+        body = running.body if running is not None else row["body"] if row is not None else ""
+        if body != _body(spec):
+            raise errors.AlreadyExists(f"there is another command {spec.id!r} already")
+        return running or row
+
+    async def _wait_for(self, live: Live, repeated: Running | Row) -> ExecResult:
+        if isinstance(repeated, Running):
+            await repeated.done.wait()
+            return repeated.result()
+        output = self._stored_output(live.id, repeated)
+        if output is None or not repeated["exit"]:
+            raise errors.AlreadyExists(
+                f"command {repeated['id']!r} has run before and its output is no longer kept",
+                details={"status": repeated["status"], **(repeated["exit"] or {})},
+            )
+        try:
+            return _stored_result(live.id, repeated, output)
+        finally:
+            _close(output)
+
+    def _find(self, who: Principal, ref: str, command: str) -> tuple[str, Running | None, Row]:
+        live = self._sandboxes.live.get((who.owner, ref))
+        sandbox: str = live.id if live is not None else self._sandboxes.known(who, ref)["id"]
+        live = live or self._sandboxes.live.get((who.owner, sandbox))
+        running = live.commands.get(command) if live is not None else None
+        if running is not None:
+            return sandbox, running, {}
+        row = self._store.command(sandbox, command) if COMMAND_ID.match(command) else None
+        if row is None:
+            raise errors.NotFound(f"no command {command!r:.80}")
+        return sandbox, None, row
+
+    def _alive(self, who: Principal, ref: str, command: str) -> Running:
+        self._sandboxes.reach(who, ref)
+        _, running, _ = self._find(who, ref, command)
+        if running is None or running.ended:
+            raise errors.FailedPrecondition("the command has ended")
+        return running
+
+    def _stored_output(self, sandbox: str, row: Row) -> Output | None:
+        """The output of a background command that ended some time ago."""
+        directory = self._directory / sandbox
+        if not row["exit"] or not (directory / f"{row['id']}.1").exists():
+            return None
+        output = Output(row["spec"].get("kept", 0), directory, row["id"])
+        output.kept[1].total = max(output.kept[1].total, row["exit"].get("stdout_bytes", 0))
+        output.kept[2].total = max(output.kept[2].total, row["exit"].get("stderr_bytes", 0))
+        return output
+
+    def _forget_outputs(self, sandbox: str) -> None:
+        shutil.rmtree(self._directory / sandbox, ignore_errors=True)
+
+
+def _stored_result(sandbox: str, row: Row, output: Output) -> ExecResult:
+    from atoll.model import shown
+
+    (stdout, stdout_b64), (stderr, stderr_b64) = shown(output.kept[1].first()), shown(output.kept[2].first())
+    summary = row["exit"]
+    return ExecResult(
+        command_id=row["id"],
+        sandbox_id=sandbox,
+        stdout=stdout,
+        stderr=stderr,
+        stdout_b64=stdout_b64,
+        stderr_b64=stderr_b64,
+        truncated=summary["stdout_truncated"] or summary["stderr_truncated"],
+        **summary,
+    )
+
+
+def _close(output: Output | None) -> None:
+    if output is not None:
+        for kept in output.kept.values():
+            kept.close()
+
+
+def _shown_argv(spec: Spec) -> list[str]:
+    if isinstance(spec, RunSpec):
+        return [spec.code[:SHOWN_ARGUMENT], *(arg[:SHOWN_ARGUMENT] for arg in spec.args[:64])]
+    if spec.argv is not None:
+        return [arg[:SHOWN_ARGUMENT] for arg in spec.argv[:64]]
+    return [(spec.command or "")[:SHOWN_ARGUMENT]]
+
+
+def _body(spec: Spec) -> str:
+    """What tells two requests with the same id apart."""
+    if spec.id is None:
+        return ""
+    return hashlib.sha256(msgspec.msgpack.encode(spec)).hexdigest()

@@ -1,0 +1,1 @@
+"""Files and ports of a sandbox."""

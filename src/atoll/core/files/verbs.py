@@ -1,0 +1,202 @@
+"""Files inside a sandbox. Every operation is done by its agent; the host never opens a guest path itself.
+
+Names may be any bytes. In answers a name that is not UTF-8 is shown with replacement characters and has its exact bytes
+beside it as `<field>_b64`; requests may give them the same way.
+"""
+
+import base64
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.core.access.approval_rules import Gate
+from atoll.core.access.principals import Principal
+from atoll.core.sandboxes.state import Live
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.guest import ConnectionLost, Download, wire
+from atoll.guest.connection import Bytes
+from atoll.model import Request, check_path, unbase64
+
+NAMES = ("path", "src", "dst", "target")
+MAX_ENTRIES = 100_000
+LONG = 24 * 3600.0  # a walk of a large tree takes its time; the caller can go away
+NUMBERS = ("size", "mode", "uid", "gid", "mtime", "ino", "nlink", "line", "offset", "replacements", "bytes", "inodes",
+           "count", "removed", "updated", "files", "total")  # fmt: skip
+
+Entry = dict[str, Any]
+
+
+class Files:
+    """The file operations, each as the guest protocol has it."""
+
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+        self.gate: Gate | None = None  # what holds changes that need approval
+
+    async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
+        """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
+        fields = _fields(request, needs_path=op != "sed")
+        live = self._sandboxes.reach(who, ref)
+        await self._admit(who, live, op, fields)
+        with live.use() as client:
+            answer, events = await client.collect(op, timeout=LONG, **fields)
+        earlier = [one for event in events for one in event.get("results") or () if isinstance(one, dict)]
+        if earlier and isinstance(answer.get("results"), list):  # sed tells of many files in several parts
+            answer = {**answer, "results": [*earlier, *answer["results"]]}
+        return clean(answer)
+
+    async def list(self, who: Principal, ref: str, request: Request) -> Entry:
+        return await self._gather(who, ref, "list", request, "entries")
+
+    async def grep(self, who: Principal, ref: str, request: Request) -> Entry:
+        return await self._gather(who, ref, "grep", request, "matches")
+
+    async def _gather(self, who: Principal, ref: str, op: str, request: Request, key: str) -> Entry:
+        fields = _fields(request)
+        if op == "list":
+            fields.setdefault("limit", MAX_ENTRIES)
+        live = self._sandboxes.reach(who, ref)
+        with live.use() as client:
+            result, events = await client.collect(op, timeout=LONG, **fields)
+        found: list[Any] = []
+        for event in events:
+            batch = event.get(key)
+            found += [clean(entry) for entry in batch if isinstance(entry, dict)] if isinstance(batch, list) else []
+        return {**clean(result), key: found}
+
+    @asynccontextmanager
+    async def read(
+        self, who: Principal, ref: str, path: str, offset: int | None = None, limit: int | None = None
+    ) -> AsyncIterator[tuple[Entry, Download]]:
+        """A file's stat, and its bytes to iterate over."""
+        checked = _path(path)
+        live = self._sandboxes.reach(who, ref)
+        with live.use() as client:
+            async with await client.download("read", path=checked, offset=offset, limit=limit) as download:
+                try:
+                    head = await download.start()
+                except ConnectionLost as lost:
+                    raise client.over or errors.Unavailable(str(lost)) from None
+                stat = head.get("file")
+                yield clean(stat) if isinstance(stat, dict) else {}, download
+
+    @asynccontextmanager
+    async def tar_out(self, who: Principal, ref: str, path: str, gzip: bool = False) -> AsyncIterator[Download]:
+        checked = _path(path)
+        live = self._sandboxes.reach(who, ref)
+        with live.use() as client:
+            async with await client.download("tar_out", path=checked, gzip=gzip or None) as download:
+                yield download
+
+    async def write(
+        self, who: Principal, ref: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
+    ) -> Entry:
+        """Replace, append or patch a file. A source that breaks off leaves the old file whole."""
+        return await self._upload(who, ref, "write", path, source, **options)
+
+    async def tar_in(
+        self, who: Principal, ref: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
+    ) -> Entry:
+        return await self._upload(who, ref, "tar_in", path, source, **options)
+
+    async def _upload(
+        self, who: Principal, ref: str, op: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
+    ) -> Entry:
+        checked = _path(path)
+        live = self._sandboxes.reach(who, ref)
+        await self._admit(who, live, op, {"path": checked})
+        with live.use() as client:
+            return clean(await client.upload(op, source, path=checked, **options))
+
+    async def _admit(self, who: Principal, live: Live, op: str, fields: Entry) -> None:
+        if live.spec.require_approval:
+            if self.gate is None:
+                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
+            await self.gate.change(who, live, op, fields)
+
+    async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
+        """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""
+        checked = _path(path)
+        live = self._sandboxes.reach(who, ref)
+        with live.use() as client:
+            stream = await client.open("watch", path=checked, recursive=recursive)
+            try:
+                async for item in stream:
+                    if item.kind != wire.EVENT:
+                        continue
+                    changes = item.event.get("changes")
+                    if isinstance(changes, list):
+                        yield {"changes": [clean(change) for change in changes if isinstance(change, dict)]}
+                    elif item.event.get("overflow") is True:
+                        yield {"overflow": True}
+                    elif item.event.get("ready") is True:
+                        yield {"watching": True}
+            except ConnectionLost as lost:
+                raise client.over or errors.Unavailable(f"the watch was cut: {lost}") from None
+            finally:
+                stream.cancel()
+
+
+def _path(path: str) -> str | bytes:
+    try:
+        check_path("path", path)
+        return wire.text(path)
+    except UnicodeEncodeError:
+        raise errors.InvalidArgument("the path is not valid Unicode") from None
+    except ValueError as error:
+        raise errors.InvalidArgument(str(error)) from None
+
+
+def _fields(request: Request, *, needs_path: bool = True) -> Entry:
+    """The request as the agent wants it: names as bytes where they are, defaults left out."""
+    fields: Entry = {}
+    for key, value in msgspec.structs.asdict(request).items():
+        if value is None or key.endswith("_b64") or value == []:
+            continue
+        fields[key] = value
+    for key in NAMES:
+        encoded = getattr(request, f"{key}_b64", None)
+        if encoded is not None:
+            try:
+                fields[key] = unbase64(f"{key}_b64", encoded)
+            except ValueError as error:
+                raise errors.InvalidArgument(str(error)) from None
+            if b"\0" in fields[key] or not 0 < len(fields[key]) <= 4096:
+                raise errors.InvalidArgument(f"{key}_b64 must be 1 to 4096 bytes without NUL")
+        elif key in fields:
+            fields[key] = _path(fields[key])
+        elif needs_path and hasattr(request, key):
+            raise errors.InvalidArgument(f"{key} is missing")
+    return fields
+
+
+def clean(value: Any) -> Entry:
+    """What the guest answered as JSON can carry it: names shown, numbers finite, nothing else let through."""
+    if not isinstance(value, dict):
+        return {}
+    shown: Entry = {}
+    for key, item in value.items():
+        if isinstance(item, bytes):
+            shown[key] = item.decode("utf-8", "replace")
+            shown[f"{key}_b64"] = base64.b64encode(item).decode()
+        elif isinstance(item, float):
+            shown[key] = item if math.isfinite(item) else 0.0
+        elif isinstance(item, dict):
+            shown[key] = clean(item)
+        elif isinstance(item, list):
+            shown[key] = [clean(i) if isinstance(i, dict) else _scalar(i) for i in item]
+        elif key in NUMBERS and not isinstance(item, int | list):
+            shown[key] = 0
+        else:
+            shown[key] = item if isinstance(item, str | int | bool) else None
+    return shown
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str | int | bool) else None

@@ -1,0 +1,1 @@
+"""What one sandbox may do: profile, hosts, mounts, image, network."""

@@ -1,0 +1,116 @@
+"""Which hosts a sandbox may reach, changed while it runs; what it used; and every refusal where its owner sees it."""
+
+import time
+from contextlib import nullcontext
+from typing import Any
+
+from atoll import errors
+from atoll.core.access import quotas
+from atoll.core.access.principals import Principal
+from atoll.core.commands.history import History
+from atoll.core.policy.network import Network
+from atoll.core.sandboxes.state import host_name
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.sqlite import Store
+from atoll.egress import UPLOAD, EgressEvent, EgressPolicy
+from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
+
+REPEAT = 1.0
+
+
+class Hosts:
+    """The allow lists of all sandboxes."""
+
+    def __init__(self, sandboxes: Sandboxes, store: Store, history: History, network: Network) -> None:
+        self._sandboxes = sandboxes
+        self._store = store
+        self._history = history
+        self._network = network
+        network.on_blocked = self._blocked
+        network.on_traffic = self._traffic
+
+    async def get(self, who: Principal, ref: str) -> HostsInfo:
+        """The list in force, and what went where."""
+        row = self._sandboxes.known(who, ref)
+        policy = row["record"].get("policy", {})
+        counters = await self._network.counters(row["id"])
+        return HostsInfo(
+            sandbox_id=row["id"],
+            network=policy.get("network", "none"),
+            hosts=policy.get("hosts", []),
+            default=bool(policy.get("default")),
+            host_ports=policy.get("host_ports", []),
+            used=counters.get("hosts", {}),
+            refused=counters.get("refused", 0),
+            open=counters.get("open", 0),
+        )
+
+    async def set(self, who: Principal, ref: str, hosts: list[str] | None) -> list[str]:
+        """Replace the list; None is the default one, an empty list is no host."""
+        return (await self.change(who, ref, ChangeHosts(hosts=hosts))).hosts
+
+    async def change(self, who: Principal, ref: str, change: ChangeHosts) -> HostsInfo:
+        """Replace the list, add to it or take away from it. When this returns, what was closed is cut."""
+        quotas.check_hosts(who, [*(change.hosts or ()), *change.add])
+        sandbox = self._sandboxes.known(who, ref)["id"]
+        live = self._sandboxes.live.get((who.owner, sandbox))
+        async with live.changing if live is not None else nullcontext():
+            row = self._store.sandbox(sandbox)
+            if row is None or row["state"] in ("ending", "ended"):
+                raise errors.FailedPrecondition("the sandbox has ended")
+            policy = row["record"].get("policy", {})
+            if policy.get("network") != "hosts":
+                raise errors.FailedPrecondition(
+                    "this sandbox was made without a network", hint="create one without --no-network"
+                )
+            wanted = await self._wanted(policy, change)
+            if live is not None and live.state in ("running", "paused"):
+                await self._network.update(sandbox, wanted)
+            row = self._store.sandbox(sandbox) or row
+            self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
+            self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
+        return await self.get(who, sandbox)
+
+    async def _wanted(self, policy: dict[str, Any], change: ChangeHosts) -> dict[str, Any]:
+        if change.hosts is not None or not (change.add or change.remove):
+            asked = convert(CreateSandbox, {"hosts": change.hosts, "host_ports": policy["host_ports"]})
+            fresh = await self._network.policy(asked)
+            return {**policy, "hosts": fresh["hosts"], "default": change.hosts is None}
+        gone = set(EgressPolicy.of(change.remove).hosts)
+        kept = [host for host in policy["hosts"] if host not in gone]
+        return {**policy, "hosts": list(EgressPolicy.of([*kept, *change.add]).hosts), "default": False}
+
+    # What egress tells
+
+    def _blocked(self, event: EgressEvent) -> None:
+        """A refusal. Repeated ones of a hostile sandbox were thinned out by the broker already."""
+        row = next((live for (_, name), live in self._sandboxes.live.items() if name == event.sandbox), None)
+        owner = row.owner if row is not None else (self._store.sandbox(event.sandbox) or {}).get("owner")
+        if owner is None:
+            return
+        if event.protocol == UPLOAD:
+            self._history.record(event.sandbox, owner, UPLOAD, name=event.name, note=event.note)
+            return
+        told = {
+            "name": event.name,
+            "address": event.address,
+            "port": event.port,
+            "protocol": event.protocol,
+            "reason": event.reason,
+            "note": event.note,
+        }
+        if row is not None:
+            if event.name in (row.spec.name, host_name(row.id)):
+                return  # programs look up their own host's name; that is no attempt to go anywhere
+            now = time.time()
+            repeated = any(now - at < REPEAT and told == earlier for at, earlier in row.blocked)
+            row.blocked.append((now, told))  # each command tells its own; the history has it once
+            if repeated:
+                return
+        self._history.record(event.sandbox, owner, "blocked", **told)
+
+    def _traffic(self, sandbox: str, counters: dict[str, Any]) -> None:
+        row = self._store.sandbox(sandbox)
+        if row is not None:
+            used = {"hosts": counters.get("hosts", {}), "refused": counters.get("refused", 0)}
+            self._history.record(sandbox, row["owner"], "traffic", **used)

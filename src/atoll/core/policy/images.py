@@ -1,0 +1,205 @@
+"""Core's seam to images: from a name, or from the program to be run, to the layers a sandbox starts from."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from atoll import errors
+from atoll.backends.contract import Rootfs
+
+if TYPE_CHECKING:
+    from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
+
+AUTO = "auto"  # as an image's name: the one the program means
+KEPT = 64
+LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
+STALE = 300.0  # and after which a caller waits for that
+
+Wish = tuple[str, str | None]  # a name, and the program the image was detected for
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An image ready to start from, with the settings of its author that count."""
+
+    name: str
+    rootfs: Rootfs
+    env: Mapping[str, str]
+    user: str = ""
+    workdir: str = ""
+    digest: str = ""
+    why: str = ""
+
+
+class Images(Protocol):
+    """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's."""
+
+    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen: ...
+
+
+class StoredImages:
+    """Images of `atoll.images` below one directory. The store is opened with the first use."""
+
+    def __init__(self, store: "ImageStore | Path", settings: Mapping[str, Any] | None = None) -> None:
+        self._given = store
+        self._settings = dict(settings or {})
+        self._store: ImageStore | None = None
+        self._host: dict[Wish, tuple[float, Chosen]] = {}
+        self._looking: dict[Wish, asyncio.Task[Chosen]] = {}
+
+    # For sandboxes
+
+    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
+        """Comparing the `host` image with the machine costs more than starting a sandbox, so that happens behind the
+        callers' back; all other answers are found anew each time."""
+        if digest is not None:
+            return await asyncio.to_thread(self._choose, name, program, digest)
+        wish = (name, program)
+        at, kept = self._host.get(wish, (-STALE, None))
+        age = time.monotonic() - at
+        if age >= LOOK_AGAIN and wish not in self._looking:
+            self._looking[wish] = asyncio.create_task(self._look(wish))
+        if kept is not None and age < STALE:
+            return kept
+        return await asyncio.shield(self._looking[wish])
+
+    async def _look(self, wish: "Wish") -> Chosen:
+        try:
+            found = await asyncio.to_thread(self._choose, *wish, None)
+        except BaseException:
+            self._host.pop(wish, None)  # the next caller waits and gets the reason
+            raise
+        finally:
+            del self._looking[wish]
+        if found.rootfs.usr:
+            if len(self._host) > KEPT:
+                self._host.clear()
+            self._host[wish] = (time.monotonic(), found)
+        else:
+            self._host.pop(wish, None)
+        return found
+
+    def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
+        kept = self._again(name, digest) if digest else None
+        if kept is not None:
+            return self._on_site(chosen(kept, "the one it was made from"))
+        choice = self.obtain(name, program)
+        return self._on_site(chosen(choice.image, choice.why))
+
+    def _on_site(self, found: Chosen) -> Chosen:
+        """With this machine's name server and certificate authorities, which only the `host` image has in itself."""
+        from atoll.images.registry import authorities
+        from atoll.images.sources import site
+
+        authority = self._settings.get("ca_file")
+        extra = Path(authority) if authority else None
+        env = {**authorities.environment(extra), **found.env}
+        if found.rootfs.usr:
+            return replace(found, env=env)
+        top = site.layer(self.store.root / "site", extra)
+        return replace(found, env=env, rootfs=replace(found.rootfs, lowers=(str(top), *found.rootfs.lowers)))
+
+    def _again(self, name: str, digest: str) -> "Image | HostImage | None":
+        """The very image a stopped sandbox was made from: its disk holds only what differs."""
+        store = self.store
+        return store.find_host_image(digest) or store.find(digest)
+
+    def obtain(
+        self, name: str, program: str | None = None, progress: "Callable[[Progress], None] | None" = None
+    ) -> "Choice":
+        """Find, pull or build it. Blocks; the operator's allowlist holds for every way here."""
+        from atoll.images import Detection, detect, obtain
+
+        catalog, allowlist = self.catalog, self.allowlist
+        if name == AUTO:
+            found = detect([program] if program else [], None, catalog)
+        else:
+            found = Detection(name, f"the image {name}", program or "", explicit=program is None)
+        more: dict[str, Any] = {} if progress is None else {"progress": progress}
+        return obtain(found, self.store, catalog, allowlist=allowlist, **more)
+
+    # For people
+
+    def detect(
+        self, program: str, runtime: str = "", names: Sequence[str] = (), procfile: str = ""
+    ) -> tuple[str, bool]:
+        """The image a command means in a directory with these files, and whether it is only the default."""
+        from atoll.images.detect import DEFAULT, Project, detect
+
+        project = Project(runtime=runtime, names=names, procfile=procfile)
+        found = detect([program] if program else [], project, self.catalog)
+        return found.image_name, found.why == DEFAULT
+
+    async def watch(self, work: "Callable[[Callable[[Progress], None]], Image]") -> AsyncIterator[dict[str, Any]]:
+        """Pull or build in a thread: its steps as they come, the image last. Leaving gives it up."""
+        loop = asyncio.get_running_loop()
+        steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        left = False
+
+        def step(progress: "Progress") -> None:
+            if left:
+                raise errors.Cancelled("the caller went away")
+            told = {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
+            loop.call_soon_threadsafe(steps.put_nowait, {"progress": told})
+
+        task = asyncio.ensure_future(asyncio.to_thread(work, step))
+        task.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (item := await steps.get()) is not None:
+                yield item
+            yield {"image": task.result().to_json()}
+        finally:
+            left = True
+            if not task.done():
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def store(self) -> "ImageStore":
+        if self._store is None:
+            from atoll.images import ImageStore
+
+            given, known = self._given, self._settings
+            if isinstance(given, ImageStore):
+                self._store = given
+            else:
+                authority = known.get("ca_file")
+                self._store = ImageStore(
+                    given,
+                    insecure_registries=known.get("insecure_registries", ()),
+                    ca_file=Path(authority) if authority else None,
+                )
+        return self._store
+
+    @property
+    def catalog(self) -> "Catalog":
+        from atoll.images import Catalog
+
+        return Catalog.load(self._settings.get("custom"))
+
+    @property
+    def allowlist(self) -> "Allowlist":
+        from atoll.images import Allowlist
+
+        return Allowlist.of(self._settings.get("allow"))
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """The operator's `[images]` table; an unknown key or a wrong type is an error when the daemon starts."""
+    kinds = {"allow": list, "custom": dict, "insecure_registries": list, "ca_file": str}
+    for key, value in settings.items():
+        if key not in kinds:
+            from atoll.profiles import nearest
+
+            raise errors.InvalidArgument(f"config.toml: unknown key `images.{key}`", hint=nearest(key, kinds))
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        if not isinstance(value, kinds[key]) or not all(isinstance(entry, str) for entry in entries):
+            raise errors.InvalidArgument(f"config.toml: `images.{key}` has a value of the wrong kind")
+
+
+def chosen(image: "Image | HostImage", why: str) -> Chosen:
+    lowers = tuple(map(str, image.lowers))
+    usr = tuple(map(str, getattr(image, "usr_lowers", ())))
+    return Chosen(image.name, Rootfs(lowers, usr), dict(image.env), image.user, image.workdir, image.digest, why)

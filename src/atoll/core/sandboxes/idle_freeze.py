@@ -1,0 +1,97 @@
+"""Sandboxes with a kernel of their own sleep while nothing runs in them (`sandboxes.doze_after_s`).
+
+gVisor's kernel wakes every few milliseconds also when all its tasks wait: two to three per cent of a core for each idle
+sandbox. One that nobody uses and in which no program runs is frozen; whatever is next asked of its agent wakes it first.
+Nobody can tell, since nothing inside could have noticed the time. A daemon that comes back wakes all it adopts.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from atoll import errors
+from atoll.backends.contract import Box
+from atoll.core.sandboxes.state import Live
+
+log = logging.getLogger("atoll.doze")
+
+RUNTIMES = frozenset(["gvisor"])
+LOOK = 10.0  # how often sandboxes are looked at
+ASK_AGAIN = 60.0  # a program that ran then may have ended by now
+
+
+async def rouse(box: Box) -> None:
+    """Wake one of whom nobody knows whether it sleeps: a spare, or one that a daemon before us left."""
+    if box.record.get("runtime") in RUNTIMES:
+        with suppress(errors.Unsupported):
+            await box.thaw()
+
+
+class Doze:
+    """One task for all sandboxes."""
+
+    def __init__(self, sandboxes: Callable[[], Iterable[Live]], after: float) -> None:
+        self._sandboxes = sandboxes
+        self._after = after
+        self._task: asyncio.Task[None] | None = None
+        self._able = after > 0  # and until a freeze shows that this host cannot
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Whoever sleeps is woken: from now on the agents watch the clock themselves."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None
+        for live in list(self._sandboxes()):
+            if live.client.before is not None:
+                with suppress(errors.AtollError, OSError):
+                    await live.client.before()
+
+    async def _run(self) -> None:
+        while self._able:
+            await asyncio.sleep(min(LOOK, self._after))
+            for live in list(self._sandboxes()):
+                if self._is_due(live):
+                    try:
+                        await self._lay_down(live)
+                    except errors.Unsupported:
+                        self._able = False
+                    except (errors.AtollError, OSError) as error:
+                        log.warning("sandbox %s does not sleep: %s", live.id, error)
+
+    def _is_due(self, live: Live) -> bool:
+        if live.box.record.get("runtime") not in RUNTIMES or live.state != "running" or live.client.before is not None:
+            return False
+        now = time.time()
+        return not live.busy and now - live.last_active >= self._after and now - live.seen_awake >= ASK_AGAIN
+
+    async def _lay_down(self, live: Live) -> None:
+        asked = live.client.opened
+        usage = await live.client.request("usage")
+        if usage.get("procs") != 0:
+            live.seen_awake = time.time()
+            return
+        if live.client.opened != asked + 1 or live.busy or live.state != "running":
+            return  # somebody came meanwhile
+        lock = asyncio.Lock()
+
+        async def wake() -> None:
+            async with lock:
+                if live.client.before is wake:
+                    await live.box.thaw()
+                    live.client.before = None
+
+        async with lock:
+            live.client.before = wake
+            try:
+                await live.box.freeze()
+            except BaseException:
+                with suppress(errors.AtollError, OSError):
+                    await live.box.thaw()
+                live.client.before = None
+                raise

@@ -1,0 +1,219 @@
+"""How a living sandbox is kept, stops and ends. `Sandboxes` has the verbs; this is what they and the clock rest on.
+
+A state is written before the effect it names, so that whatever moment the daemon dies in, the next one knows what to
+finish (`recovery.py`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from atoll import accounts, errors
+from atoll.backends.contract import Backend, Box, Ended
+from atoll.core.commands.history import History
+from atoll.core.policy.network import Network
+from atoll.core.sandboxes.state import Live, gone
+from atoll.core.store.sqlite import Row, Store
+from atoll.core.tasks import Tasks
+
+log = logging.getLogger("atoll.sandboxes")
+
+REMOVE_AGAIN = (1.0, 10.0, 60.0)  # seconds; after that it is the next daemon's sweep that finds it
+
+
+class Lifecycle:
+    """`live` holds the sandboxes with a box, by owner and id."""
+
+    def __init__(self, store: Store, backend: Backend, network: Network, history: History) -> None:
+        self.store = store
+        self.backend = backend
+        self.network = network
+        self.history = history
+        self.live: dict[tuple[str, str], Live] = {}
+        self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
+        self.forget_outputs: Callable[[str], None] = lambda sandbox: None
+        self.tasks = Tasks()
+        self.accounts = accounts.Accounts()
+
+    # Alive
+
+    def adopt(self, row: Row, box: Box) -> Live:
+        """Take over a box made by a daemon before us."""
+        live = Live(row, box)
+        live.network = self.network
+        self.enter(live)
+        return live
+
+    def enter(self, live: Live) -> None:
+        """It is alive: known by its id, watched, and beside its parent or sub-agents."""
+        self.live[live.owner, live.id] = live
+        for other in self.live.values():
+            if other.id == live.parent_id:
+                live.parent = other
+                other.children.add(live)
+            elif other.parent_id == live.id:
+                other.parent = live
+                live.children.add(other)
+        live.watcher = self.tasks.spawn(self._watch(live))
+        self.changed.set()
+
+    def flush(self, live: Live) -> None:
+        """Write down when it was last used."""
+        if live.last_active > live.stored_active:
+            live.stored_active = live.last_active
+            self.store.update_sandbox(live.id, last_active=live.last_active)
+
+    def set_state(self, live: Live, state: str, **values: Any) -> None:
+        self.store.update_sandbox(live.id, state=state, **values)
+        live.state = state
+        self.changed.set()
+
+    # Ending
+
+    async def end(self, sandbox: str, kind: str, detail: str, by: str) -> None:
+        """Destroy a sandbox in any state and record why. Idempotent; what fails stays `ending` and is tried again."""
+        row = self.store.sandbox(sandbox)
+        if row is None or row["state"] == "ended":
+            return
+        live = self.live.get((row["owner"], sandbox))
+        if live is None:
+            await self._end_children(sandbox, by)
+            await self._bury(row, kind, detail, by)
+            return
+        async with live.changing:
+            if live.state == "ended":
+                return
+            live.ending = live.ending or (kind, detail, by)
+            self.set_state(live, "ending", end_kind=live.ending[0], end_detail=live.ending[1], end_by=live.ending[2])
+            await live.client.close(gone(sandbox, *live.ending))
+            await self._end_children(sandbox, by)
+            await live.box.kill()
+            await self._over(row, *live.ending)
+            live.state = "ended"
+            self._forget(live)
+            self.tasks.spawn(self._remove(live.box.record))
+
+    async def rest(self, live: Live, kind: str, detail: str, by: str) -> None:
+        """End its processes and keep its disk."""
+        async with live.changing:
+            if live.state in ("ended", "ending", "stopped"):
+                return
+            live.ending = live.ending or (kind, detail, by)
+            row = self.store.sandbox(live.id)
+            assert row is not None
+            self.set_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
+            await live.client.close(gone(live.id, kind, detail, by))
+            await self._end_children(live.id, by)
+            await self.backend.destroy(live.box.record, keep_disk=True)
+            await self.network.detach(live.id)
+            live.state = "stopped"
+            self.store.update_sandbox(
+                live.id, state="stopped", record={**row["record"], "box": live.box.record}, last_active=time.time()
+            )
+            self.history.record(live.id, live.owner, "stopped", reason=kind, detail=detail, by=by)
+            self._forget(live)
+
+    async def retire(self, sandbox: str, kind: str, detail: str) -> None:
+        """The end that time or a fault brings: a persistent sandbox keeps its disk, any other is destroyed."""
+        row = self.store.sandbox(sandbox)
+        if row is None or row["state"] in ("ended", "stopped"):
+            return
+        live = self.live.get((row["owner"], sandbox))
+        if live is not None and live.spec.persistent and kind != "expired":
+            await self.rest(live, kind, detail, "atoll")
+        else:
+            await self.end(sandbox, kind, detail, "atoll")
+
+    async def leave(self, row: Row, box: dict[str, Any] | None) -> None:
+        """Put a stopped sandbox that was only visited back to rest."""
+        live = self.live.pop((row["owner"], row["id"]), None)
+        if live is not None:
+            live.ending = ("stopped", "", "atoll")
+            await self._cut(live)
+        await self.backend.destroy(box or {"id": row["id"]}, keep_disk=box is not None)
+        await self.network.detach(row["id"])
+        record = {**row["record"], "box": box} if box is not None else row["record"]
+        self.store.update_sandbox(row["id"], state="stopped", record=record)
+
+    async def undo(self, sandbox: str, error: BaseException) -> None:
+        """A create that failed: nothing may be left, not even when this too is interrupted."""
+        live = next((live for (_, name), live in self.live.items() if name == sandbox), None)
+        if live is not None:
+            live.state = "ended"
+            self.live.pop((live.owner, sandbox), None)
+            await self._cut(live)
+        log.warning("creating %s failed: %s: %s", sandbox, type(error).__name__, error)
+        try:
+            await self.backend.destroy({"id": sandbox})
+            await self.network.detach(sandbox)
+        except Exception:
+            log.exception("what creating %s left could not be removed; it is tried again later", sandbox)
+            self.store.update_sandbox(sandbox, state="ending", end_kind="failed", end_detail="", end_by="atoll")
+            return
+        self.accounts.end(accounts.sandbox(sandbox))
+        self.store.forget_sandbox(sandbox)
+        self.history.forget(sandbox)
+
+    async def _bury(self, row: Row, kind: str, detail: str, by: str) -> None:
+        """The end of one of which nobody knows what is left."""
+        if row["state"] != "ending":
+            self.store.update_sandbox(row["id"], state="ending", end_kind=kind, end_detail=detail, end_by=by)
+        await self.backend.destroy(row["record"].get("box") or {"id": row["id"]})
+        await self._over(row, kind, detail, by)
+
+    async def _over(self, row: Row, kind: str, detail: str, by: str) -> None:
+        """No process is left. When there is no link either, it is said to have ended."""
+        sandbox = row["id"]
+        await self.network.detach(sandbox)
+        self.store.end_sandbox(sandbox, kind, detail, by)
+        self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
+        self.forget_outputs(sandbox)
+        self.accounts.end(accounts.sandbox(sandbox))
+        self.changed.set()
+
+    async def _remove(self, record: dict[str, Any]) -> None:
+        """Take away what a dead sandbox occupied: mounts, groups, disk. Nobody has to wait for that."""
+        for pause in (*REMOVE_AGAIN, None):
+            try:
+                return await self.backend.destroy(record)
+            except (errors.AtollError, OSError) as error:
+                log.error("what sandbox %s occupied could not be removed: %s", record["id"], error)
+            if pause is not None:
+                await asyncio.sleep(pause)
+
+    async def _end_children(self, sandbox: str, by: str) -> None:
+        """Sub-agents do not outlive the sandbox whose workspace they share."""
+        for child in self.store.children(sandbox):
+            await self.end(child["id"], "destroyed", "its parent ended", by)
+
+    def _forget(self, live: Live) -> None:
+        self.live.pop((live.owner, live.id), None)
+        if live.parent is not None:
+            live.parent.children.discard(live)
+        if live.watcher is not None and live.watcher is not asyncio.current_task():
+            live.watcher.cancel()
+
+    async def _cut(self, live: Live) -> None:
+        await live.client.close()
+        if live.watcher is not None:
+            live.watcher.cancel()
+
+    async def _watch(self, live: Live) -> None:
+        """Wait for a box to end by itself, and record why."""
+        ended = await live.box.wait()
+        if live.state in ("ended", "ending", "stopping", "stopped") or live.ending is not None:
+            return
+        kind = _reason(live, ended)
+        log.info("sandbox %s ended by itself: %s %s", live.id, kind, ended.detail)
+        await live.client.close(gone(live.id, kind, ended.detail, "atoll"))
+        await self.retire(live.id, kind, ended.detail)
+
+
+def _reason(live: Live, ended: Ended) -> str:
+    if ended.kind == "oom":
+        return "oom"
+    if live.expires_at is not None and time.time() >= live.expires_at:
+        return "expired"
+    return "lost" if ended.kind in ("lost", "unknown") else "crashed"

@@ -1,0 +1,303 @@
+"""Warm sandboxes: started, unused, without a network, waiting for a caller.
+
+A claim takes one out and gives it what the caller asked for: limits, environment, end, network policy. What cannot be
+given to a started sandbox (a host name, mounts, another disk size, a shared workspace, another seccomp profile) is part of the key or rules
+the pool out, so that a claimed sandbox is the one a cold start would have made. A used sandbox never comes back.
+
+Spares have no record in the store: whatever a killed daemon leaves of them, the next one's sweep removes.
+"""
+
+import asyncio
+import logging
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll import errors
+from atoll.backends.contract import Backend, Box, BoxSpec
+from atoll.core.access.principals import new_id
+from atoll.core.sandboxes.idle_freeze import RUNTIMES as DOZING
+from atoll.core.sandboxes.state import connect
+from atoll.guest import GuestClient
+
+log = logging.getLogger("atoll.pool")
+
+READY_TIMEOUT = 60.0
+MAX_AGE = 1800.0  # a spare that waited this long is replaced
+RATE_WINDOW = 60.0  # claims of this long ago say how many spares are wanted
+COOL_DOWN = 600.0  # a key nobody has claimed for this long keeps no spares
+CALM = 0.05  # after a claim its caller comes first, for this long, while other spares are ready
+REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`doze.py`)
+LOW_MEMORY = 0.10  # with less than this share of the machine's memory free, spares are given up
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The operator's `[pool]`: how many spares each kind of sandbox keeps, at least and at most."""
+
+    floor: int = 2
+    ceiling: int = 8
+
+    @staticmethod
+    def of(table: dict[str, Any]) -> "Settings":
+        for key, value in table.items():
+            if key not in ("floor", "ceiling"):
+                raise errors.InvalidArgument(
+                    f"config.toml: unknown key `pool.{key}`", hint="known are pool.floor and pool.ceiling"
+                )
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 256:
+                raise errors.InvalidArgument(f"config.toml: pool.{key} is a number from 0 to 256")
+        made = Settings(**table)
+        return made if made.ceiling >= made.floor else Settings(made.floor, made.floor)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a started sandbox cannot change any more."""
+
+    runtime: str
+    rootfs: Any
+    disk_mb: int
+    disk_asked: bool  # an ordinary user's disk is of another kind when its size has to be held
+    files: int
+    pids: int  # 0 where the number of processes can be changed
+    read_only_root: bool
+    seccomp: str
+    no_capabilities: bool
+
+    @staticmethod
+    def of(spec: BoxSpec) -> "Key | None":
+        """The key of a sandbox that may come from the pool; None if it may not."""
+        if spec.mounts or spec.workspace is not None or spec.disk is not None:
+            return None
+        limits = spec.limits
+        return Key(
+            spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files,
+            0 if spec.runtime == "container" else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Shelf:
+    """The spares of one key, the pattern they are made from, and when they were asked for."""
+
+    pattern: BoxSpec
+    env: Mapping[str, str]  # the image's and the operator's, without any caller's
+    spares: deque[tuple[float, Box]] = field(default_factory=deque)
+    claims: deque[float] = field(default_factory=deque)
+
+
+class Pool:
+    """Fills itself in the background, one at a time, never while a caller waits for a cold start."""
+
+    def __init__(self, backend: Backend, settings: Settings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._shelves: dict[Key, Shelf] = {}
+        self._wake = asyncio.Event()
+        self._filler: asyncio.Task[None] | None = None
+        self.enabled = False
+        self._asleep: set[str] = set()
+        self._greeted: dict[str, GuestClient] = {}  # of each spare, the channel that was opened when it was made
+        self._cold = 0  # callers' cold starts under way
+        self.counts: dict[str, int] = defaultdict(int)  # hits, misses, made, discarded, failed
+
+    def enable(self) -> None:
+        """From now on there are spares; without this every create is a cold one."""
+        if self._settings.ceiling > 0 and not self.enabled:
+            self.enabled = True
+            self._filler = asyncio.create_task(self._fill())
+
+    def claim(self, spec: BoxSpec, env: Mapping[str, str]) -> Box | None:
+        """A spare for this, or None. Either way the pool learns that such a sandbox is wanted."""
+        key = Key.of(spec) if self.enabled else None
+        if key is None:
+            return None
+        shelf = self._shelves.get(key)
+        if shelf is None:
+            shelf = self._shelves[key] = Shelf(spec, env)
+        shelf.claims.append(time.monotonic())
+        box = shelf.spares.popleft()[1] if shelf.spares else None
+        if box is not None:
+            self._asleep.discard(box.id)
+        self.counts["misses" if box is None else "hits"] += 1
+        self._wake.set()
+        return box
+
+    def greeted(self, box: Box) -> GuestClient | None:
+        """The open channel to a claimed sandbox, once; whoever takes it closes it."""
+        return self._greeted.pop(box.id, None)
+
+    @contextmanager
+    def stand_back(self, *, cold: bool) -> Iterator[None]:
+        """While a caller waits for a cold start, no spare is begun."""
+        self._cold += cold
+        try:
+            yield
+        finally:
+            self._cold -= cold
+            self._wake.set()
+
+    def status(self) -> dict[str, Any]:
+        ready = sum(len(shelf.spares) for shelf in self._shelves.values())
+        kinds = [
+            {"runtime": key.runtime, "disk_mb": key.disk_mb, "ready": len(shelf.spares), "wanted": self._wanted(shelf)}
+            for key, shelf in self._shelves.items()
+        ]
+        counts = {name: self.counts[name] for name in ("hits", "misses", "made", "discarded", "failed")}
+        return {"enabled": self.enabled, "ready": ready, **counts, "kinds": kinds}
+
+    def prewarm(self, spec: BoxSpec, env: Mapping[str, str]) -> None:
+        """Keep spares of this kind from now on."""
+        key = Key.of(spec)
+        if key is not None and key not in self._shelves:
+            self._shelves[key] = Shelf(spec, env)
+            self._shelves[key].claims.append(time.monotonic())
+        self.enable()
+        self._wake.set()
+
+    async def drain(self) -> None:
+        """Give all spares up."""
+        boxes = [box for shelf in self._shelves.values() for _, box in shelf.spares]
+        for shelf in self._shelves.values():
+            shelf.spares.clear()
+        await asyncio.gather(*(self.discard(box) for box in boxes))
+
+    async def close(self) -> None:
+        self.enabled = False
+        if self._filler is not None:
+            self._filler.cancel()
+            await asyncio.gather(self._filler, return_exceptions=True)
+        await self.drain()
+        self._shelves.clear()
+
+    # Filling
+
+    async def _fill(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                await self._tidy()
+                if self._cold == 0:
+                    if (pause := self._pause()) > 0:
+                        await asyncio.sleep(pause)
+                        continue
+                    if await self._make_one():
+                        continue
+            except (errors.AtollError, OSError) as error:
+                self.counts["failed"] += 1
+                log.warning("a spare could not be made: %s", error)
+            try:
+                async with asyncio.timeout(5.0):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _pause(self) -> float:
+        """How long to wait before the next spare: a caller's first commands want the processors too. None is lacking yet."""
+        if not all(shelf.spares for shelf in self._shelves.values()):
+            return 0.0
+        last = max((shelf.claims[-1] for shelf in self._shelves.values() if shelf.claims), default=0.0)
+        return last + CALM - time.monotonic()
+
+    async def _make_one(self) -> bool:
+        """One more spare for the shelf that lacks most; False when nothing is wanted."""
+        lacking = [(self._wanted(s) - len(s.spares), s) for s in self._shelves.values()]
+        missing, shelf = max(lacking, key=lambda pair: pair[0], default=(0, None))
+        if shelf is None or missing <= 0:
+            return False
+        box = await self._backend.create(_blank(shelf))
+        try:
+            async with asyncio.timeout(READY_TIMEOUT):
+                client = self._greeted[box.id] = connect(box)
+                await client.connection()
+        except BaseException:
+            await asyncio.shield(self.discard(box))
+            raise
+        self.counts["made"] += 1
+        shelf.spares.append((time.monotonic(), box))
+        return True
+
+    async def _tidy(self) -> None:
+        """Old and surplus spares go, and all of them when the machine runs low on memory."""
+        now = time.monotonic()
+        if _free_memory() < LOW_MEMORY:
+            await self.drain()
+            for shelf in self._shelves.values():
+                shelf.claims.clear()
+            return
+        for key, shelf in list(self._shelves.items()):
+            wanted = self._wanted(shelf)
+            while shelf.spares and (len(shelf.spares) > wanted or now - shelf.spares[0][0] > MAX_AGE):
+                await self.discard(shelf.spares.popleft()[1])
+            if not shelf.spares and wanted == 0:
+                del self._shelves[key]
+            elif key.runtime in DOZING:
+                await self._lay_down(shelf)
+
+    async def _lay_down(self, shelf: Shelf) -> None:
+        """Spares that have been ready for a while sleep. One that is just going to sleep is not on the shelf."""
+        for made, box in list(shelf.spares):
+            if box.id in self._asleep or time.monotonic() - made < REST_AFTER or (made, box) not in shelf.spares:
+                continue
+            shelf.spares.remove((made, box))
+            try:
+                await box.freeze()
+            except errors.Unsupported:
+                pass  # not on this host
+            except BaseException:
+                await asyncio.shield(self.discard(box))
+                raise
+            self._asleep.add(box.id)
+            shelf.spares = deque(sorted([*shelf.spares, (made, box)], key=lambda spare: spare[0]))
+
+    def _wanted(self, shelf: Shelf) -> int:
+        """As many as the last minute's busiest six seconds may need, between floor and ceiling; none for a kind long unused."""
+        now = time.monotonic()
+        while len(shelf.claims) > 1 and now - shelf.claims[0] > RATE_WINDOW:
+            shelf.claims.popleft()
+        if not shelf.claims or now - shelf.claims[-1] > COOL_DOWN:
+            return 0
+        recent = len(shelf.claims)
+        return max(self._settings.floor, min(self._settings.ceiling, 1 + recent // 10))
+
+    async def discard(self, box: Box) -> None:
+        """Give up one that nobody has used."""
+        self.counts["discarded"] += 1
+        self._asleep.discard(box.id)
+        try:
+            if client := self.greeted(box):
+                await client.close()
+            await self._backend.destroy(box.record)
+        except (errors.AtollError, OSError):
+            log.exception("an unused sandbox could not be removed; the next sweep will")
+
+
+def _blank(shelf: Shelf) -> BoxSpec:
+    """The same kind of sandbox with nothing of the caller it was first made for."""
+    made, pattern = new_id(), shelf.pattern
+    warm = pattern.boot.get("warm", {})
+    early = {"early": warm.get("pool", False), "node_early": warm.get("node_pool", False)}
+    boot = {"env": dict(shelf.env), "deadline_ms": None, "warm": {**warm, **early}}
+    return BoxSpec(
+        id=made, rootfs=pattern.rootfs, runtime=pattern.runtime, limits=pattern.limits, hostname=f"sandbox-{made[:12]}",
+        boot=boot, network_later=True, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp,
+        no_capabilities=pattern.no_capabilities,
+    )  # fmt: skip
+
+
+def _free_memory() -> float:
+    """The share of the machine's memory that is available; 1 where that cannot be told."""
+    facts: dict[str, int] = {}
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                name, _, rest = line.partition(":")
+                if name in ("MemTotal", "MemAvailable"):
+                    facts[name] = int(rest.split()[0])
+    except OSError:
+        return 1.0
+    return facts.get("MemAvailable", 1) / max(1, facts.get("MemTotal", 1))

@@ -1,0 +1,197 @@
+"""From a request to a running box: every choice made once, a box started for it or taken from the pool, its agent awake."""
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.backends.contract import Backend, Box, BoxSpec, Limits, Mount
+from atoll.config import Config
+from atoll.core.access.principals import Principal
+from atoll.core.policy import profiles
+from atoll.core.policy.images import Chosen, Images
+from atoll.core.policy.mounts import host_mounts
+from atoll.core.policy.network import Network
+from atoll.core.sandboxes.idle_freeze import rouse
+from atoll.core.sandboxes.pool import Pool
+from atoll.core.sandboxes.pool import Settings as PoolSettings
+from atoll.core.sandboxes.state import Live, host_name
+from atoll.core.store.sqlite import Row
+from atoll.model import CreateSandbox
+
+AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
+AGENT_TIMEOUT = 30.0
+WARM_MEMORY_MB, WARM_PIDS = 128, 32  # the least a sandbox must have to keep an interpreter waiting
+NODE_MEMORY_MB, NODE_PIDS = 256, 128  # the same for a Node; the agent also looks at what is in use
+TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request with its image, its limits (those in `required` were asked for and must be held) and its mounts."""
+
+    spec: CreateSandbox
+    image: Chosen
+    limits: Limits
+    required: frozenset[str]
+    mounts: tuple[Mount, ...]
+    base_env: Mapping[str, str]  # the image's and the operator's, without the caller's
+    warm: Mapping[str, Any]  # which interpreters are kept warm in it
+
+    def box(
+        self,
+        sandbox: str,
+        runtime: str,
+        *,
+        expires_at: float | None = None,
+        parent: str | None = None,
+        disk: dict[str, Any] | None = None,
+    ) -> BoxSpec:
+        spec, profile = self.spec, profiles.of(self.spec)
+        return BoxSpec(
+            id=sandbox,
+            rootfs=self.image.rootfs,
+            runtime=runtime,
+            limits=self.limits,
+            required=self.required,
+            hostname=host_name(sandbox, None if (spec.name or "").startswith(TEMPORARY) else spec.name),
+            boot={
+                "env": {**self.base_env, **spec.env},
+                "deadline_ms": agent_deadline(expires_at),
+                "warm": self.warm,
+            },
+            mounts=self.mounts,
+            workspace=parent,
+            disk=disk,
+            read_only_root=spec.read_only_root,
+            seccomp=profile.seccomp,
+            no_capabilities=profile.capabilities == "none",
+        )
+
+
+class Boxes:
+    """Makes boxes on one backend. What becomes of them afterwards is `lifecycle.py`'s."""
+
+    def __init__(self, backend: Backend, images: Images, network: Network, config: Config, home: Path) -> None:
+        self._backend = backend
+        self._images = images
+        self._network = network
+        self._config = config
+        self._home = home
+        self._spares = PoolSettings.of(config.pool)
+        self.pool = Pool(backend, self._spares)
+
+    async def runtime(self, asked: str) -> str:
+        return await self._backend.pick(asked if asked != "auto" else self._config.sandboxes.runtime)
+
+    async def plan(self, spec: CreateSandbox, who: Principal | None = None, digest: str | None = None) -> Plan:
+        """`who` opens the mounts; without one there are none. `digest` is the image a stopped sandbox was made from."""
+        asked = {key: value for key, value in msgspec.structs.asdict(spec.limits).items() if value is not None}
+        defaults = profiles.default_limits(spec, msgspec.structs.asdict(self._config.limits))
+        mounts = host_mounts(self._home, who, spec) if who is not None else ()
+        image = await self._images.choose(spec.image, spec.program, digest)
+        base_env = {**image.env, **self._config.sandboxes.env}
+        limits = Limits.from_json({**defaults, **asked})
+        return Plan(spec, image, limits, frozenset(asked), mounts, base_env, self._warm(limits))
+
+    def _warm(self, limits: Limits) -> dict[str, Any]:
+        """In a sandbox with little room a waiting interpreter would be in the way."""
+        warm = self._config.warm
+        roomy = limits.memory_mb >= WARM_MEMORY_MB and limits.pids >= WARM_PIDS
+        ample = limits.memory_mb >= NODE_MEMORY_MB and limits.pids >= NODE_PIDS
+        return {
+            "python": warm.python and roomy,
+            "preload": warm.preload,
+            "pool": warm.pool,
+            "node": warm.node and ample,
+            "node_pool": warm.node_pool,
+            "memory_mb": limits.memory_mb,
+        }
+
+    async def prewarm(self, mode: str | None = None) -> None:
+        """Keep spares of the default sandbox, or of a mode's, from now on."""
+        spec, _ = profiles.resolve(CreateSandbox(mode=mode))
+        runtime = await self.runtime("auto")
+        plan = await self.plan(spec)
+        self.pool.prewarm(plan.box("", runtime), plan.base_env)
+
+    def warmth(self) -> dict[str, Any]:
+        """The pool, and how many spares of each kind the operator wants at least and at most."""
+        return {**self.pool.status(), "floor": self._spares.floor, "ceiling": self._spares.ceiling}
+
+    def claim(self, plan: Plan, wanted: BoxSpec) -> Box | None:
+        """A warm sandbox; None is a cold start."""
+        if not plan.spec.start or wanted.hostname != host_name(wanted.id):  # a started one cannot take a host name
+            return None
+        return self.pool.claim(wanted, plan.base_env)
+
+    async def boot(self, row: Row, wanted: BoxSpec, spare: Box | None = None) -> Live:
+        """The box of a row, with its network, and an agent that answers."""
+        wanted = replace(wanted, network=await self._network.attach(row["id"], row["record"]["policy"]))
+        box = await self._backend.create(wanted) if spare is None else spare
+        live = Live({**row, "state": "running"}, box)
+        live.network = self._network
+        if spare is not None:
+            live.client = self.pool.greeted(spare) or live.client
+        try:
+            async with asyncio.timeout(AGENT_TIMEOUT):
+                if spare is None:
+                    await live.client.connection()
+                else:
+                    await rouse(spare)
+                    await _both(_fit(spare, wanted), live.client.request("configure", **wanted.boot))
+                if live.spec.workdir != "/workspace":
+                    await _check_workdir(live)
+        except TimeoutError:
+            raise errors.Unavailable("the sandbox's agent did not come up in time") from None
+        except BaseException:
+            await live.client.close()
+            raise
+        return live
+
+
+async def _both(*work: Coroutine[Any, Any, Any]) -> None:
+    """Side by side, to the end of both or the first failure; nothing of it goes on afterwards."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _fit(spare: Box, wanted: BoxSpec) -> None:
+    """Give a claimed sandbox all that a cold start would have given it, before any of the caller's code runs."""
+    if spare.record["limits"] != wanted.limits.to_json():
+        await spare.update_limits(wanted.limits)
+    held = spare.enforced()
+    if missing := sorted(name for name in wanted.required if not held.get(name, False)):
+        raise errors.Unsupported(
+            f"this host cannot hold the limit {missing[0]}", hint="leave it out, or see `atoll doctor`"
+        )
+    if wanted.network is not None:
+        netns = os.open(f"/proc/{spare.record['pid']}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            await wanted.network(netns)
+        finally:
+            os.close(netns)
+
+
+async def _check_workdir(live: Live) -> None:
+    answer = await live.client.request("stat", path=live.spec.workdir)
+    stat = answer.get("stat")
+    if not isinstance(stat, dict) or stat.get("type") != "directory":
+        raise errors.NotADirectory(f"workdir {live.spec.workdir!r:.200} is not a directory")
+
+
+def agent_deadline(expires_at: float | None) -> int | None:
+    if expires_at is None:
+        return None
+    return max(1, int((expires_at - time.time()) * 1000)) + AGENT_GRACE_MS

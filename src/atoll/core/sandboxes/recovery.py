@@ -1,0 +1,103 @@
+"""What a daemon does first: compare what is written with what really runs, and make the two agree.
+
+The living are adopted, the dead buried, half-done work finished or undone, and what nobody knows is removed. Overdue
+sandboxes are ended before anything is served.
+"""
+
+import asyncio
+import logging
+import time
+
+from atoll import errors
+from atoll.core.commands.verbs import Commands
+from atoll.core.policy.network import Survivor
+from atoll.core.sandboxes.idle_freeze import rouse
+from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.sqlite import Row
+
+log = logging.getLogger("atoll.recovery")
+
+AT_ONCE = 16
+
+
+async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
+    rows = sandboxes.store.living()
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def one(row: Row) -> None:
+        async with turn:
+            try:
+                await _settle(sandboxes, commands, row)
+            except (errors.AtollError, OSError):
+                log.exception("sandbox %s (%s) could not be reconciled", row["id"], row["state"])
+
+    await asyncio.gather(*(one(row) for row in rows))
+    known = {row["id"] for row in sandboxes.store.living()}
+    strangers = await sandboxes.backend.sweep(known)
+    await _reconnect(sandboxes)
+    if strangers:
+        log.warning("removed what no record knows: %s", ", ".join(strangers))
+    for sandbox in sandboxes.store.purge():
+        sandboxes.history.forget(sandbox)
+
+
+async def _reconnect(sandboxes: Sandboxes) -> None:
+    """Every living sandbox gets its network back with its own policy; one that cannot is ended, never left with another."""
+    survivors = []
+    for live in sandboxes.live.values():
+        row = sandboxes.store.sandbox(live.id)
+        if row is not None:
+            record = row["record"]
+            survivors.append(
+                Survivor(live.id, record.get("link"), record.get("policy", {}), live.box.record.get("pid"))
+            )
+    for sandbox in await sandboxes.network.readopt(survivors):
+        log.error("sandbox %s has lost its network", sandbox)
+        await sandboxes.retire(sandbox, "lost", "its network could not be connected again")
+    for one in survivors:
+        link, row = sandboxes.network.link(one.sandbox), sandboxes.store.sandbox(one.sandbox)
+        if row is not None and row["state"] != "ended" and link != one.link:
+            sandboxes.store.update_sandbox(one.sandbox, record={**row["record"], "link": link})
+
+
+async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+    sandbox, state, box_record = row["id"], row["state"], row["record"].get("box")
+    overdue = row["expires_at"] is not None and row["expires_at"] <= time.time()
+    if state == "creating":
+        log.warning("undoing the half-made sandbox %s", sandbox)
+        await sandboxes.backend.destroy({"id": sandbox})
+        await sandboxes.network.detach(sandbox)
+        sandboxes.store.forget_sandbox(sandbox)
+    elif state == "ending":
+        await sandboxes.end(sandbox, row["end_kind"] or "lost", row["end_detail"] or "", row["end_by"] or "atoll")
+    elif overdue:
+        await sandboxes.end(sandbox, "expired", "", "atoll")
+    elif state == "stopping":
+        await sandboxes.backend.destroy(box_record or {"id": sandbox}, keep_disk=True)
+        await sandboxes.network.detach(sandbox)
+        sandboxes.store.update_sandbox(sandbox, state="stopped")
+    elif state in ("running", "paused"):
+        await _adopt(sandboxes, commands, row)
+
+
+async def _adopt(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+    sandbox, persistent = row["id"], bool(row["spec"].get("persistent"))
+    box = await sandboxes.backend.adopt(row["record"]["box"], keep_disk=persistent)
+    detail = "it ended while the daemon was away"
+    if box is None and persistent:
+        await sandboxes.network.detach(sandbox)
+        sandboxes.store.update_sandbox(sandbox, state="stopped", end_kind="lost", end_detail=detail, end_by="atoll")
+        sandboxes.history.record(sandbox, row["owner"], "stopped", reason="lost", detail=detail, by="atoll")
+        return
+    if box is None:
+        await sandboxes.end(sandbox, "lost", detail, "atoll")
+        return
+    live = sandboxes.adopt(row, box)
+    sandboxes.history.record(sandbox, row["owner"], "adopted")
+    if live.state == "paused":
+        return
+    await rouse(box)
+    try:
+        await commands.recover(live)
+    except errors.AtollError as error:
+        log.error("sandbox %s lives and its agent does not answer: %s", sandbox, error)

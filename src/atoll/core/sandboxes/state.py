@@ -1,0 +1,144 @@
+"""A sandbox that is alive: its box, the client of its agent, and what goes on in it right now."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from atoll import errors
+from atoll.backends.contract import Box
+from atoll.core.store.sqlite import Row
+from atoll.guest import GuestClient
+from atoll.model import CreateSandbox, convert
+
+if TYPE_CHECKING:
+    from atoll.core.commands.command import Running
+    from atoll.core.policy.network import Network
+
+REMEMBERED = 32
+REMEMBERED_BYTES = 8 * 1024 * 1024
+REMEMBERED_REFUSALS = 256
+
+
+class Live:
+    """One living sandbox. Changes of its state hold `changing`; reading and running do not."""
+
+    def __init__(self, row: Row, box: Box) -> None:
+        self.id: str = row["id"]
+        self.owner: str = row["owner"]
+        self.name: str | None = row["name"]
+        self.spec = convert(CreateSandbox, row["spec"])
+        self.state: str = row["state"]
+        self.created_at: float = row["created_at"]
+        self.expires_at: float | None = row["expires_at"]
+        self.idle_timeout: float | None = row["idle_timeout"]
+        self.last_active: float = row["last_active"]
+        self.stored_active = self.last_active
+        self.box = box
+        self.client = connect(box)
+        self.changing = asyncio.Lock()
+        self.commands: dict[str, Running] = {}
+        self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
+        self._finished_bytes = 0
+        self.seen_awake = 0.0  # when a program was last found running while nobody used it
+        self.operations = 0  # file transfers, forwards and requests under way
+        self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
+        self.watcher: asyncio.Task[None] | None = None
+        self.oom_kills = 0
+        self.network: Network | None = None  # where it is connected; None for plain backends of tests
+        self.parent_id: str | None = row.get("parent_id")
+        self.parent: Live | None = None
+        self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
+        self.callers: frozenset[int] = frozenset()  # login sessions that ran something in it, where rules need to know
+        self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
+
+    @property
+    def busy(self) -> bool:
+        working = self.operations > 0 or any(not command.ended for command in self.commands.values())
+        return working or any(child.busy for child in self.children)
+
+    @property
+    def background_runs(self) -> int:
+        return sum(
+            1
+            for command in self.commands.values()
+            if command.background and not command.ended and not command.spec.get("pty")
+        )
+
+    def finished(self, command: "Running") -> None:
+        """Of what has ended, the newest are remembered with their output while they are few and small."""
+        size = 0 if command.background else sum(kept.size for kept in command.output.kept.values())
+        self._finished.append((command.id, size))
+        self._finished_bytes += size
+        while len(self._finished) > REMEMBERED or self._finished_bytes > REMEMBERED_BYTES:
+            oldest, size = self._finished.popleft()
+            self._finished_bytes -= size
+            self.commands.pop(oldest, None)
+
+    def refused_since(self, start: float) -> list[dict[str, Any]]:
+        """What the network policy refused since then, each thing once."""
+        found: list[dict[str, Any]] = []
+        for at, told in self.blocked:
+            if at >= start and told not in found:
+                found.append(told)
+        return found
+
+    def touch(self) -> None:
+        self.last_active = time.time()
+        if self.parent is not None:
+            self.parent.last_active = self.last_active
+
+    @contextmanager
+    def use(self) -> Iterator[GuestClient]:
+        """The agent's client for one operation; while it is in use the sandbox is not idle."""
+        if self.state != "running":
+            raise self.not_running()
+        self.operations += 1
+        try:
+            yield self.client
+        finally:
+            self.operations -= 1
+            self.touch()
+
+    def not_running(self) -> errors.AtollError:
+        if self.state == "paused":
+            return errors.FailedPrecondition("the sandbox is paused", hint="resume it first")
+        if self.state == "stopped":
+            return errors.FailedPrecondition("the sandbox is stopped", hint="start it first")
+        if self.state in ("ending", "ended"):
+            return gone(self.id, *(self.ending or ("lost", "", "")))
+        return errors.FailedPrecondition(f"the sandbox is {self.state}")
+
+
+def host_name(sandbox: str, name: str | None = None) -> str:
+    """What a sandbox calls itself inside."""
+    return name or f"sandbox-{sandbox[:12]}"
+
+
+def connect(box: Box) -> GuestClient:
+    record = box.record
+    return GuestClient(
+        box.connect,
+        host_secret=record["host_secret"],
+        agent_secret=record["agent_secret"],
+        agent_first=bool(record.get("agent_first", False)),
+        needs=record.get("needs", ()),
+    )
+
+
+def gone(sandbox: str, kind: str, detail: str, by: str) -> errors.SandboxGone:
+    """The one sentence about how a sandbox ended."""
+    words = {
+        "destroyed": "was destroyed",
+        "idle": "was ended because nobody used it",
+        "expired": "reached the end of its lifetime",
+        "oom": "ran out of memory",
+        "crashed": "crashed",
+        "stopped": "was stopped",
+        "lost": "was lost",
+        "failed": "could not be started",
+    }
+    text = f"the sandbox {words.get(kind, 'has ended')}" + (f" ({detail})" if detail else "")
+    return errors.SandboxGone(text, details={"sandbox_id": sandbox, "reason": kind, "detail": detail, "by": by})

@@ -1,0 +1,311 @@
+"""The life of sandboxes: create, get, list, stop, start, pause, resume, extend, destroy.
+
+A create that fails, or whose caller went away, leaves nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.backends.contract import Backend
+from atoll.config import Config
+from atoll.core.access import quotas
+from atoll.core.access.approval_rules import check as check_rules
+from atoll.core.access.principals import Principal
+from atoll.core.access.secrets import Vault
+from atoll.core.commands.history import History
+from atoll.core.policy import profiles
+from atoll.core.policy.images import Images
+from atoll.core.policy.network import Network
+from atoll.core.sandboxes.lifecycle import Lifecycle
+from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
+from atoll.core.sandboxes.state import Live, host_name
+from atoll.core.store import rows
+from atoll.core.store.sqlite import LIVE, Row, Store
+from atoll.guest import GuestClient
+from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
+
+STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "stopped": ("stopped",),
+          "paused": ("paused",), "ended": ("ended",)}  # fmt: skip
+NEVER_MS = 10 * 365 * 86400 * 1000
+
+
+class Sandboxes(Lifecycle):
+    """Every sandbox of this daemon."""
+
+    def __init__(
+        self,
+        store: Store,
+        backend: Backend,
+        images: Images,
+        network: Network,
+        history: History,
+        config: Config,
+        home: Path,
+    ) -> None:
+        super().__init__(store, backend, network, history)
+        self.config = config
+        self.boxes = Boxes(backend, images, network, config, home)
+        self.pool = self.boxes.pool
+        self.vault: Vault | None = None  # where secrets of a request are looked up
+
+    # The verbs
+
+    async def create(self, who: Principal, spec: CreateSandbox, *, parent: str | None = None) -> SandboxInfo:
+        """A new sandbox, running and reachable. A caller that goes away meanwhile gets nothing left behind.
+
+        `parent` shares its workspace; `subagents.py` decides what such a one may have.
+        """
+        task = self.tasks.spawn(self._create(who, spec, parent))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(lambda done: self._unwanted(who, done))
+            raise
+
+    async def get(self, who: Principal, ref: str) -> SandboxInfo:
+        return self._info(self.known(who, ref))
+
+    async def list(self, who: Principal, *, state: str = "active", name: str | None = None) -> list[SandboxInfo]:
+        states = STATES.get(state)
+        if states is None:
+            raise errors.InvalidArgument(f"unknown state {state!r:.40}", hint="one of " + ", ".join(STATES))
+        if name is not None and not NAME.match(name):
+            raise errors.InvalidArgument(f"{name!r:.80} is no name of a sandbox")
+        return [self._info(row) for row in self.store.list_sandboxes(who.owner, states, name)]
+
+    async def destroy(self, who: Principal, ref: str, reason: str = "destroyed") -> SandboxInfo:
+        """End it for good; again for one that has ended is no error."""
+        row = self.known(who, ref)
+        if row["state"] != "ended":
+            await self.tasks.whole(self.end(row["id"], reason, "", who.owner))
+        return self._info(self.store.sandbox(row["id"]) or row)
+
+    async def stop(self, who: Principal, ref: str) -> SandboxInfo:
+        """End its processes and keep its disk."""
+        row = self.known(who, ref)
+        if row["state"] not in ("stopped", "stopping"):
+            await self.tasks.whole(self.rest(self._living(row), "stopped", "", who.owner))
+        return self._info(self.store.sandbox(row["id"]) or row)
+
+    async def start(self, who: Principal, ref: str) -> SandboxInfo:
+        """Start a stopped one again, on its old disk."""
+        row = self.known(who, ref)
+        if row["state"] == "running":
+            return self._info(row)
+        if row["state"] != "stopped":
+            raise rows.unsuited(row)
+        return await self.tasks.whole(self._start(who, row))
+
+    async def pause(self, who: Principal, ref: str) -> SandboxInfo:
+        """Freeze everything in it; memory stays."""
+        live = self._living(self.known(who, ref))
+        async with live.changing:
+            if live.state != "paused":
+                _needs(live, "running")
+                self.set_state(live, "paused")
+                try:
+                    await self.tasks.whole(live.box.freeze())
+                except errors.Unsupported:
+                    self.set_state(live, "running")
+                    raise
+                self.history.record(live.id, live.owner, "paused", by=who.owner)
+        return await self.get(who, live.id)
+
+    async def resume(self, who: Principal, ref: str) -> SandboxInfo:
+        live = self._living(self.known(who, ref))
+        async with live.changing:
+            if live.state != "running":
+                _needs(live, "paused")
+                await self.tasks.whole(live.box.thaw())
+                live.touch()
+                self.set_state(live, "running")
+                self.history.record(live.id, live.owner, "resumed", by=who.owner)
+        return await self.get(who, live.id)
+
+    async def extend(self, who: Principal, ref: str, change: Extend) -> SandboxInfo:
+        """A new end, counted from now, or none; a new idle limit, or none."""
+        row = self.known(who, ref)
+        if row["state"] in ("ended", "ending"):
+            raise rows.unsuited(row)
+        values: dict[str, Any] = {}
+        if change.lifetime_s is not msgspec.UNSET:
+            values["expires_at"] = None if change.lifetime_s is None else time.time() + change.lifetime_s
+        if change.idle_timeout_s is not msgspec.UNSET:
+            values["idle_timeout"] = change.idle_timeout_s
+        if values:
+            self.store.update_sandbox(row["id"], **values)
+        live = self.live.get((who.owner, row["id"]))
+        if live is not None:
+            live.expires_at = values.get("expires_at", live.expires_at)
+            live.idle_timeout = values.get("idle_timeout", live.idle_timeout)
+            live.touch()
+            if live.state == "running" and "expires_at" in values:
+                await live.client.request("configure", deadline_ms=agent_deadline(live.expires_at) or NEVER_MS)
+        self.changed.set()
+        return await self.get(who, row["id"])
+
+    # For the other verbs
+
+    def known(self, who: Principal, ref: str) -> Row:
+        """The record of a sandbox in any state."""
+        row = self.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
+        if row is None or row["state"] == "creating":
+            raise errors.NotFound(f"no sandbox {ref!r:.120}")
+        return row
+
+    def reach(self, who: Principal, ref: str) -> Live:
+        """The living sandbox for an operation inside it; if there is none, the reason."""
+        live = self.live.get((who.owner, ref))
+        if live is None:
+            live = self._living(self.known(who, ref))
+        if live.state != "running":
+            raise live.not_running()
+        return live
+
+    async def usage(self, who: Principal, ref: str) -> dict[str, Any]:
+        """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
+        with self.reach(who, ref).use() as client:
+            return await client.request("usage")
+
+    @asynccontextmanager
+    async def visit(self, who: Principal, ref: str) -> AsyncIterator[GuestClient]:
+        """The agent of a sandbox, also of a stopped one: that is started for as long, with no network and closed to others."""
+        row = self.known(who, ref)
+        if row["state"] != "stopped":
+            with self.reach(who, ref).use() as client:
+                yield client
+            return
+        closed = {**row, "record": {**row["record"], "policy": {"network": "none", "hosts": []}}, "expires_at": None}
+        self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
+        kept = row["record"].get("box")
+        try:
+            live = await self._boot_again(closed)
+            live.state = "stopping"  # nobody else gets in
+            kept = live.box.record
+            yield live.client
+        finally:
+            await self.tasks.whole(self.leave(row, kept))
+
+    # The daemon
+
+    def keep_warm(self) -> None:
+        """Keep spares of the default sandbox from now on; they are made in the background."""
+        self.tasks.spawn(self.boxes.prewarm())
+
+    async def close(self) -> None:
+        """The daemon leaves; sandboxes stay. Channels are cut first, so that nothing is cancelled inside."""
+        await self.pool.close()
+        for live in self.live.values():
+            await live.client.close(errors.Unavailable("the daemon is stopping"))
+            if live.watcher is not None:
+                live.watcher.cancel()
+            self.flush(live)
+        await self.tasks.settle(20)
+        self.live.clear()
+
+    # Behind the verbs
+
+    async def _create(self, who: Principal, spec: CreateSandbox, parent: str | None) -> SandboxInfo:
+        quotas.check_request(who, spec)
+        profiles.ceiling_of(who).check(spec)
+        spec, isolation = profiles.resolve(spec)
+        check_rules(spec.require_approval)
+        if spec.secrets:
+            if self.vault is None:
+                raise errors.Unsupported("this daemon has no secrets")
+            self.vault.check(who.owner, spec.secrets)
+        policy = {"isolation": isolation, **await self.network.policy(spec)}
+        runtime = await self.boxes.runtime(spec.runtime)
+        plan = await self.boxes.plan(spec, who)
+        row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent)
+        box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
+        # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
+        quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
+        spare = self.boxes.claim(plan, box)
+        if spare is not None:  # it has an id already
+            row["id"], box = spare.id, replace(box, id=spare.id, hostname=host_name(spare.id))
+        try:
+            self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
+            if not spec.start:
+                self.store.finish_create(row["id"], state="stopped")
+                return self._created(who, row)
+            try:
+                claimed, spare = spare, None
+                with self.pool.stand_back(cold=claimed is None):
+                    live = await self.boxes.boot(row, box, claimed)
+                self.enter(live)
+            except BaseException as error:
+                await self.undo(row["id"], error)
+                raise
+        finally:
+            if spare is not None:  # refused before it was used
+                self.tasks.spawn(self.pool.discard(spare))
+        self.store.finish_create(live.id, state="running", record=self._record(live, row))
+        return self._created(who, row)
+
+    def _created(self, who: Principal, row: Row) -> SandboxInfo:
+        sandbox = row["id"]
+        self.history.record(sandbox, who.owner, "created", runtime=row["runtime"], image=row["image"], by=who.owner)
+        return self._info(self.store.sandbox(sandbox) or row)
+
+    def _unwanted(self, who: Principal, done: "asyncio.Task[SandboxInfo]") -> None:
+        if not done.cancelled() and done.exception() is None:
+            self.tasks.spawn(self.end(done.result().id, "destroyed", "its creator went away", who.owner))
+
+    async def _start(self, who: Principal, row: Row) -> SandboxInfo:
+        self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
+        try:
+            live = await self._boot_again(row, who)
+        except BaseException:
+            kept = row["record"].get("box")
+            await self.backend.destroy(kept or {"id": row["id"]}, keep_disk=kept is not None)
+            self.store.update_sandbox(row["id"], state="stopped")
+            raise
+        live.touch()
+        self.store.update_sandbox(
+            live.id, state="running", record=self._record(live, row), last_active=live.last_active,
+            end_kind=None, end_detail=None, end_by=None,
+        )  # fmt: skip
+        self.history.record(live.id, live.owner, "started", by=who.owner)
+        return await self.get(who, live.id)
+
+    async def _boot_again(self, row: Row, who: Principal | None = None) -> Live:
+        """A stopped sandbox on its old disk; without `who`, none of its mounts."""
+        plan = await self.boxes.plan(msgspec.convert(row["spec"], CreateSandbox), who, row["record"].get("image"))
+        box = plan.box(
+            row["id"],
+            row["runtime"],
+            expires_at=row["expires_at"],
+            parent=row["parent_id"],
+            disk=row["record"].get("box"),
+        )
+        live = await self.boxes.boot(row, box)
+        self.enter(live)
+        return live
+
+    # Small things
+
+    def _living(self, row: Row) -> Live:
+        live = self.live.get((row["owner"], row["id"]))
+        if live is None:
+            raise rows.unsuited(row)
+        return live
+
+    def _record(self, live: Live, row: Row) -> dict[str, Any]:
+        return rows.with_box(row["record"], live, self.network.link(live.id))
+
+    def _info(self, row: Row) -> SandboxInfo:
+        return rows.info(row, self.live.get((row["owner"], row["id"])))
+
+
+def _needs(live: Live, state: str) -> None:
+    if live.state != state:
+        raise errors.FailedPrecondition(f"the sandbox is {live.state}, not {state}")

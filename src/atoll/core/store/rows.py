@@ -1,0 +1,86 @@
+"""A sandbox's row in the store: how it begins, what it keeps of the box, and what a caller is shown of it."""
+
+import time
+from typing import Any
+
+import msgspec
+
+from atoll import errors
+from atoll.config import Sandboxes as Defaults
+from atoll.core.access.principals import Principal, new_id
+from atoll.core.sandboxes.provisioning import Plan
+from atoll.core.sandboxes.state import Live, gone
+from atoll.core.store.sqlite import Row
+from atoll.model import End, SandboxInfo
+
+
+def new_row(
+    who: Principal, plan: Plan, runtime: str, policy: dict[str, Any], defaults: Defaults, parent: str | None
+) -> Row:
+    now, spec, image = time.time(), plan.spec, plan.image
+    named = spec.name is not None
+    lifetime = spec.lifetime_s or (None if named or spec.persistent else defaults.lifetime_s or None)
+    idle = spec.idle_timeout_s or (None if named else defaults.idle_timeout_s or None)
+    return {
+        "id": new_id(),
+        "owner": who.owner,
+        "name": spec.name,
+        "state": "creating",
+        "runtime": runtime,
+        "image": image.name,
+        "spec": msgspec.to_builtins(spec),
+        "record": {"limits": {k: {"value": v, "enforced": None} for k, v in plan.limits.to_json().items()},
+                   "policy": policy, "uid": who.uid, "gid": who.gid, "image": image.digest},
+        "created_at": now,
+        "expires_at": None if lifetime is None else now + lifetime,
+        "idle_timeout": idle,
+        "last_active": now,
+        "parent_id": parent,
+    }  # fmt: skip
+
+
+def with_box(record: dict[str, Any], live: Live, link: Any) -> dict[str, Any]:
+    """The record with its box, its network, and which limits this host really holds."""
+    held = live.box.enforced()
+    limits = {k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()}
+    return {**record, "box": live.box.record, "limits": limits, "link": link}
+
+
+def unsuited(row: Row) -> errors.AtollError:
+    """Why a sandbox that is not alive cannot do what was asked."""
+    if row["state"] in ("ended", "ending"):
+        return gone(row["id"], row["end_kind"] or "lost", row["end_detail"] or "", row["end_by"] or "")
+    hint = f"start it first: atoll start {row['name'] or row['id']}" if row["state"] == "stopped" else ""
+    return errors.FailedPrecondition(f"the sandbox is {row['state']}", hint=hint)
+
+
+def info(row: Row, live: Live | None) -> SandboxInfo:
+    end = None
+    if row["state"] == "ended" or (row["end_kind"] and row["state"] in ("stopped", "ending")):
+        at = row["ended_at"] or row["last_active"]
+        end = End(kind=row["end_kind"] or "lost", detail=row["end_detail"] or "", by=row["end_by"] or "", at=at)
+    spec, policy = row["spec"], row["record"].get("policy", {})
+    return SandboxInfo(
+        id=row["id"],
+        name=row["name"],
+        owner=row["owner"],
+        state=row["state"],
+        runtime=row["runtime"],
+        image=row["image"],
+        created_at=row["created_at"],
+        expires_at=row["expires_at"],
+        idle_timeout_s=row["idle_timeout"],
+        last_active=live.last_active if live else row["last_active"],
+        limits=row["record"].get("limits", {}),
+        policy=policy,
+        hosts=policy.get("hosts", spec.get("hosts")),
+        env_keys=sorted(spec.get("env", {})),
+        background_runs=live.background_runs if live else 0,
+        labels=spec.get("labels", {}),
+        workdir=spec.get("workdir", "/workspace"),
+        pid=live.box.record.get("pid") if live else None,
+        end=end,
+        parent_id=row["parent_id"],
+        secret_env_vars=sorted(secret["env"] for secret in spec.get("secrets", [])),
+        require_approval=spec.get("require_approval", []),
+    )

@@ -1,0 +1,1 @@
+"""Workspaces: snapshots by content, archives, manifests."""

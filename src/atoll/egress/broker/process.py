@@ -1,0 +1,267 @@
+"""The broker process: the only way out of every sandbox, without rights, and hard to stop.
+
+It is started by the daemon with sockets of the router namespace, gives up its rights, and takes orders over a Unix
+socket whose listening end it keeps: when the daemon dies it goes on, and the next daemon gets the sockets back from it.
+Without a daemon no name can be granted anew and nobody can be asked; open connections and granted addresses go on working.
+"""
+
+import asyncio
+import encodings.idna  # noqa: F401  (imported while the files can still be read)
+import fcntl
+import json
+import logging
+import os
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from atoll.egress import presets
+from atoll.egress.broker.confine import drop_rights, raise_file_limit
+from atoll.egress.broker.held import Consents
+from atoll.egress.broker.listeners import Doors, guarded
+from atoll.egress.broker.registry import Roster
+from atoll.egress.broker.resolver import Resolver
+from atoll.egress.broker.sandbox import Bucket, EgressEvent, Member
+from atoll.egress.broker.upstream import Upstream
+from atoll.egress.control import wire
+from atoll.egress.policy import EgressPolicy
+from atoll.egress.router.netlink import enter_net
+from atoll.egress.router.nft import Entry
+from atoll.egress.router.router import Link, RouterSockets
+
+GRANT_SECONDS: Final = 5.0
+_ORPHAN_SECONDS: Final = 60.0
+_SWEEP_SECONDS: Final = 15.0
+_SIOCGIFNAME: Final = 0x8910
+_log = logging.getLogger("atoll.egress.broker.process")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the daemon says when it starts a broker, as JSON in the only argument."""
+
+    fds: list[int]
+    control: int
+    daemon_uid: int
+    uid: int | None = None
+    gid: int | None = None
+    host_net: int | None = None
+    servers: list[list[Any]] | None = None
+    hosts_file: str = "/etc/hosts"
+
+
+class Broker:
+    """The doors towards sandboxes, and the line to the daemon."""
+
+    def __init__(self, settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
+        self._settings = settings
+        self._sockets = sockets
+        self._roster = Roster(file_limit, self._send)
+        servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
+        upstream = Upstream(servers, hosts_file=settings.hosts_file)
+        resolver = Resolver(upstream, self._open_way, self._report)
+        self._doors = Doors(sockets, self._roster, resolver, self._report, Consents(self._question).ask)
+        self._daemon: asyncio.StreamWriter | None = None
+        self._questions: dict[int, asyncio.Future[wire.Message]] = {}
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._untold: deque[EgressEvent] = deque(maxlen=1000)
+        self._alone_since = time.monotonic()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(
+            lambda _, context: _log.error("%s", context.get("message"), exc_info=context.get("exception"))
+        )
+        control = socket.socket(fileno=self._settings.control)
+        control.setblocking(False)
+        loop.add_reader(control, guarded, self._accept_daemon, control)
+        self._spawn(self._sweep())
+        await self._stop.wait()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _report(self, member: Member, name: str, address: str, port: int, protocol: str, reason: str) -> None:
+        event = member.refusal(name, address, port, protocol, reason)
+        if event is not None:
+            self._send(event)
+
+    def _send(self, event: EgressEvent) -> None:
+        if not self._tell({"op": "event", "event": event.to_dict()}):
+            self._untold.append(event)
+
+    def _tell(self, message: wire.Message) -> bool:
+        writer = self._daemon
+        if writer is None or writer.is_closing() or writer.transport.get_write_buffer_size() > 8 << 20:
+            return False
+        writer.write(wire.encode(message))
+        return True
+
+    async def _open_way(self, member: Member, entries: list[Entry]) -> bool:
+        rows = [[entry.address, entry.port, entry.seconds] for entry in entries]
+        answer = await self._question({"op": "grant", "sandbox": member.link.sandbox, "entries": rows}, GRANT_SECONDS)
+        return bool(answer.get("ok"))
+
+    async def _question(self, message: wire.Message, seconds: float) -> wire.Message:
+        """Ask the daemon something; an empty answer when there is none, or none in time."""
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[wire.Message] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            if not self._tell({**message, "q": number}):
+                return {}
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            return {}
+        finally:
+            self._questions.pop(number, None)
+
+    def _accept_daemon(self, control: socket.socket) -> None:
+        conn, _ = control.accept()
+        _, uid, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (self._settings.daemon_uid, 0):
+            conn.close()
+            return
+        conn.setblocking(True)
+        conn.settimeout(5)
+        socket.send_fds(conn, [wire.GREETING.pack(wire.VERSION, os.getpid())], list(self._sockets.filenos()))
+        conn.setblocking(False)
+        self._spawn(self._serve_daemon(conn))
+
+    async def _serve_daemon(self, conn: socket.socket) -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=conn, limit=1 << 20)
+        if self._daemon is not None:
+            self._daemon.close()
+        self._daemon = writer
+        while self._untold:
+            self._tell({"op": "event", "event": self._untold.popleft().to_dict()})
+        try:
+            while True:
+                message = await wire.receive(reader)
+                if message.get("op") == "answer":
+                    waiting = self._questions.get(int(message["q"]))
+                    if waiting is not None and not waiting.done():
+                        waiting.set_result(message)
+                    continue
+                writer.write(wire.encode({"n": message.get("n"), **self._obey(message)}))
+                await writer.drain()
+        except (asyncio.IncompleteReadError, OSError):
+            _log.info("the daemon hung up")
+        except Exception:
+            _log.exception("control message")
+        finally:
+            writer.close()
+            for waiting in self._questions.values():  # who asked that daemon gets no answer any more
+                if not waiting.done():
+                    waiting.set_result({})
+            if self._daemon is writer:
+                self._daemon = None
+                self._alone_since = time.monotonic()
+
+    def _obey(self, message: wire.Message) -> wire.Message:
+        try:
+            match message.get("op"):
+                case "register":
+                    link, policy = Link.from_dict(message["link"]), EgressPolicy.from_dict(message["policy"])
+                    grant, revoke = self._roster.put(link, policy)
+                    return {"ok": True, "grant": grant, "revoke": revoke}
+                case "unregister":
+                    return {"ok": True, "counters": self._roster.remove(str(message["sandbox"]))}
+                case "counters":
+                    member = self._roster.get(str(message["sandbox"]))
+                    return {"ok": True, "counters": member.counters() if member else {}}
+                case "list":
+                    return {"ok": True, "sandboxes": [member.link.sandbox for member in self._roster]}
+                case "ping":
+                    return {"ok": True}
+                case "open":
+                    self._doors.open()
+                    return {"ok": True}
+                case "stop":
+                    asyncio.get_running_loop().call_later(0.05, self._stop.set)
+                    return {"ok": True}
+                case other:
+                    return {"ok": False, "error": f"unknown order {other!r}"}
+        except Exception as err:
+            _log.exception("order failed")
+            return {"ok": False, "error": str(err)}
+
+    async def _sweep(self) -> None:
+        """Now and then: end idle connections, forget old grants, and leave when nobody is left."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            try:
+                for member in self._roster:
+                    member.grants.expire()
+                    for flow in list(member.flows):
+                        if flow.is_stale(now):
+                            flow.cut()
+                    if self._daemon is None and not self._link_exists(member.link):
+                        self._roster.remove(member.link.sandbox)
+                if self._daemon is None and not self._roster and now - self._alone_since > _ORPHAN_SECONDS:
+                    self._stop.set()
+            except Exception:
+                _log.exception("sweep")
+
+    def _link_exists(self, link: Link) -> bool:
+        """Asked through a socket of the router namespace, which needs no rights."""
+        request = struct.pack("16si20x", b"", link.index)
+        try:
+            answer = fcntl.ioctl(self._sockets.dns_udp, _SIOCGIFNAME, request)
+        except OSError:
+            return False
+        return answer[:16].rstrip(b"\0").decode() == link.ifname
+
+
+class _Calm(logging.Filter):
+    """At most a few lines a second: what a sandbox can provoke must not fill the disk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bucket = Bucket(2, 100)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return self._bucket.take()
+
+
+async def _main(settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
+    await Broker(settings, sockets, file_limit).run()
+
+
+def main() -> None:
+    """Entry point: `python -m atoll.egress.broker.process SETTINGS`."""
+    logging.basicConfig(level=os.environ.get("ATOLL_LOG", "WARNING"), format="%(asctime)s %(name)s %(message)s")
+    logging.getLogger().handlers[0].addFilter(_Calm())
+    settings = Settings(**json.loads(sys.argv[1]))
+    file_limit = raise_file_limit()
+    sockets = RouterSockets.from_filenos(settings.fds)
+    if settings.host_net is not None:
+        enter_net(settings.host_net)
+        os.close(settings.host_net)
+    presets.default_hosts()  # read while the files can still be read
+    try:
+        import uvloop
+
+        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    except ImportError:
+        runner = asyncio.Runner()
+    with runner:
+        runner.get_loop()
+        drop_rights(settings.uid, settings.gid)
+        runner.run(_main(settings, sockets, file_limit))
+
+
+if __name__ == "__main__":
+    main()

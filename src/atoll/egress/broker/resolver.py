@@ -1,0 +1,121 @@
+"""The sandboxes' only name server: answers for allowed names alone, and opens the way before it answers.
+
+A denied name gets NXDOMAIN and no query leaves the machine. Only A records exist here: AAAA, HTTPS and SVCB get empty
+answers, so there is neither a way around over IPv6 nor a key for encrypted hellos. Where this machine reaches a name over
+IPv6 alone, the answer is an address that stands for the IPv6 one.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from atoll.egress.addresses import refusal
+from atoll.egress.broker.sandbox import Member
+from atoll.egress.broker.upstream import Upstream, has_route
+from atoll.egress.names import BadName, from_wire
+from atoll.egress.parse import dns
+from atoll.egress.policy import HOST_NAME
+from atoll.egress.router.nft import Entry
+
+GRANT_MIN: Final = 60
+GRANT_MAX: Final = 3600
+GRANT_SLACK: Final = 60
+_ANSWER_TTL_MAX: Final = 300
+_MAX_ADDRESSES: Final = 16
+_MAX_ASKING: Final = 32
+_MAX_WILDCARD_NAME: Final = 128
+_MAX_WILDCARD_LABELS: Final = 10
+_log = logging.getLogger(__name__)
+
+OpenWay = Callable[[Member, list[Entry]], Awaitable[bool]]
+Report = Callable[[Member, str, str, int, str, str], None]
+
+
+class Resolver:
+    """Turns one packet of one sandbox into an answer. `open_way` puts grants into the router's rules."""
+
+    def __init__(self, upstream: Upstream, open_way: OpenWay, report: Report) -> None:
+        self._upstream = upstream
+        self._open_way = open_way
+        self._report = report
+
+    async def answer(self, member: Member, packet: bytes) -> bytes | None:
+        """The response to send, or None for packets that deserve none."""
+        try:
+            query = dns.parse_query(packet)
+        except dns.DnsError:
+            return dns.build_error(packet, dns.FORMERR)
+        if not member.queries.take():
+            self._report(member, "", "", 53, "dns", "too many DNS queries")
+            return dns.build_response(query, dns.REFUSED)
+        if query.opcode != 0:
+            return dns.build_response(query, dns.NOTIMP)
+        if query.klass != dns.IN:
+            return dns.build_response(query, dns.REFUSED)
+        try:
+            name = from_wire(query.name)
+        except BadName:
+            shown = query.name[:100].decode("ascii", "backslashreplace")
+            self._report(member, shown, "", 0, "dns", "not a host name")
+            return dns.build_response(query, dns.NXDOMAIN)
+        denied = self._denied(member, name)
+        if denied:
+            self._report(member, name, "", 0, "dns", denied)
+            return dns.build_response(query, dns.NXDOMAIN)
+        if query.kind != dns.A:
+            return dns.build_response(query, dns.NOERROR)
+        if name == HOST_NAME:
+            return dns.build_response(query, dns.NOERROR, (member.link.gateway,), GRANT_MIN)
+        if member.asking >= _MAX_ASKING:
+            return dns.build_response(query, dns.SERVFAIL)
+        member.asking += 1
+        try:
+            return await self._resolve(member, query, name)
+        finally:
+            member.asking -= 1
+
+    def _denied(self, member: Member, name: str) -> str:
+        verdict = member.policy.decide(name)
+        if not verdict.allowed:
+            return verdict.reason
+        if not member.policy.by_wildcard(name):
+            return ""
+        if len(name) > _MAX_WILDCARD_NAME or name.count(".") >= _MAX_WILDCARD_LABELS:
+            return "name too long for a wildcard"
+        return "" if member.may_ask_new(name) else "too many different names under a wildcard"
+
+    async def _resolve(self, member: Member, query: dns.Query, name: str) -> bytes:
+        found = await self._upstream.lookup(name)
+        if found.code == dns.NOERROR and not any(map(has_route, found.addresses[:_MAX_ADDRESSES])):
+            found = await self._over_ipv6(name) or found
+        if found.code != dns.NOERROR or not found.addresses:
+            return dns.build_response(query, found.code)
+        # The policy may have changed while upstream was asked.
+        verdict = member.policy.decide(name)
+        if not verdict.allowed:
+            return dns.build_response(query, dns.NXDOMAIN)
+        good = []
+        for address in found.addresses[:_MAX_ADDRESSES]:
+            why = refusal(address, verdict.exceptions)
+            if why is None and address in member.standins:
+                why = "stand-in"  # an operator's own use of that range must not be taken for ours
+            if why is None:
+                good.append(member.standins.give(address) if ":" in address else address)
+            else:
+                self._report(member, name, address, 0, "dns", f"the name leads to a {why} address")
+        if not good:
+            return dns.build_response(query, dns.NXDOMAIN)
+        seconds = min(max(found.ttl, GRANT_MIN), GRANT_MAX) + GRANT_SLACK
+        granted = [address for address in good if address is not None and member.grants.add(address, name, seconds)]
+        ports = member.policy.ports(name)
+        entries = [
+            Entry(address, port, seconds) for address in granted for port in ((None,) if ports is None else ports)
+        ]
+        if not granted or not await self._open_way(member, entries):
+            return dns.build_response(query, dns.SERVFAIL)
+        return dns.build_response(query, dns.NOERROR, tuple(granted), min(found.ttl, _ANSWER_TTL_MAX))
+
+    async def _over_ipv6(self, name: str) -> dns.Answer | None:
+        """The IPv6 addresses of a name, if there are any and this machine has a way to them."""
+        found = await self._upstream.lookup(name, dns.AAAA)
+        return found if any(map(has_route, found.addresses[:_MAX_ADDRESSES])) else None

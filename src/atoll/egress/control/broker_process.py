@@ -1,0 +1,162 @@
+"""Starting, finding and ending the broker process, and the blocking first steps of talking to it."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+import atoll
+from atoll.egress.broker.process import Settings
+from atoll.egress.control import wire
+from atoll.egress.router.router import RouterSockets
+from atoll.errors import Unavailable
+
+_SOCKET: Final = "egress.sock"
+_LOG: Final = "broker.log"
+_PID: Final = "broker.pid"
+_FDS: Final = 5
+_MAX_LOG: Final = 1 << 20
+# The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
+_BOOT: Final = (
+    "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
+    "from atoll.egress.broker.process import main; main()"
+)
+_log = logging.getLogger(__name__)
+
+
+def spawn(
+    state_dir: Path,
+    sockets: RouterSockets,
+    *,
+    uid: int | None,
+    host_net: int | None,
+    servers: tuple[tuple[str, int], ...],
+    hosts_file: str,
+) -> "subprocess.Popen[bytes]":
+    """A new broker that listens on `state_dir`; it outlives this process."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with listener, _open_log(state_dir / _LOG) as log:
+        (state_dir / _SOCKET).unlink(missing_ok=True)
+        with _ShortPath(state_dir) as path:
+            listener.bind(path)
+        os.chmod(state_dir / _SOCKET, 0o600)
+        listener.listen(8)
+        fds = list(sockets.filenos())
+        settings = Settings(
+            fds=fds,
+            control=listener.fileno(),
+            daemon_uid=os.geteuid(),
+            uid=uid,
+            host_net=host_net,
+            servers=[list(server) for server in servers],
+            hosts_file=hosts_file,
+        )
+        passed = [*fds, listener.fileno(), *([] if host_net is None else [host_net])]
+        root = str(Path(atoll.__file__).resolve().parent.parent)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", _BOOT, root, json.dumps(asdict(settings))],
+            pass_fds=passed,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "ATOLL_LOG": os.environ.get("ATOLL_LOG", "WARNING")},
+            start_new_session=True,
+        )
+        (state_dir / _PID).write_text(f"{process.pid}\n")
+        return process
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A broker that answered: the line to it, its version and process id, and the router's sockets it holds."""
+
+    connection: socket.socket
+    version: int
+    pid: int
+    sockets: RouterSockets
+
+    @property
+    def speaks_our_version(self) -> bool:
+        return self.version == wire.VERSION
+
+
+def connect(state_dir: Path, timeout: float = 20.0) -> Found:
+    """Reach the broker of `state_dir`; OSError or Unavailable when there is none."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(timeout)
+        with _ShortPath(state_dir) as path:
+            sock.connect(path)
+        greeting, fds, _, _ = socket.recv_fds(sock, wire.GREETING.size, _FDS)
+        if len(greeting) != wire.GREETING.size or len(fds) != _FDS:
+            for fd in fds:
+                os.close(fd)
+            raise Unavailable("the egress broker gave no sockets")
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        sock.setblocking(False)
+        version, pid = wire.GREETING.unpack(greeting)
+        return Found(sock, version, pid, RouterSockets.from_filenos(fds))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def end_stranger(pid: int, uid: int | None) -> None:
+    """End a broker that is not our child, if that process is still there and runs as a broker of ours would."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        # The number came from the broker itself, which must not get us to kill anything else.
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as handle:
+            uids = next((line.split()[1:] for line in handle if line.startswith("Uid:")), [])
+        if set(uids) == {str(os.geteuid() if uid is None else uid)}:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError as err:
+        _log.debug("broker %d: %s", pid, err)
+    finally:
+        os.close(fd)
+
+
+def end_hung(state_dir: Path, uid: int | None) -> None:
+    """End the broker this directory last started, which does not answer."""
+    try:
+        pid = int((state_dir / _PID).read_text())
+        started = (
+            b"atoll.egress.broker.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )  # a number may have been used again
+    except (OSError, ValueError):
+        return
+    if started:
+        _log.warning("the egress broker %d hangs; ending it", pid)
+        end_stranger(pid, uid)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """The broker's own log, which keeps the last words of the one before unless it has grown too long."""
+    mode = "ab" if path.exists() and path.stat().st_size < _MAX_LOG else "wb"
+    return cast(BinaryIO, open(path, mode))
+
+
+class _ShortPath:
+    """A path to the socket that fits in sun_path however deep the state directory is."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._dir = state_dir
+        self._fd = -1
+
+    def __enter__(self) -> str:
+        self._fd = os.open(self._dir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._fd}/{_SOCKET}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)

@@ -1,0 +1,1 @@
+"""The router namespace: links, rules, refused packets."""

@@ -1,0 +1,1 @@
+"""Layers: read, verify, unpack, store."""

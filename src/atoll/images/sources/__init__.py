@@ -1,0 +1,1 @@
+"""Images made on this machine: its own /usr, Debian package sets."""

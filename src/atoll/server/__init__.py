@@ -1,0 +1,1 @@
+"""The daemon: listeners, limits on requests, certificates, exposed ports."""

@@ -1,0 +1,242 @@
+"""The daemon: one process per user and state directory, started on demand, gone when there is nothing to do.
+
+    python -m atoll.server.daemon --home ~/.atoll
+
+It holds `daemon.lock` all its life, agrees with the machine about what runs before its socket appears, and leaves
+sandboxes running whenever it ends, whether asked or killed; only a forced stop ends them.
+"""
+
+import argparse
+import asyncio
+import fcntl
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from atoll import config, errors
+from atoll.backends.contract import Backend
+from atoll.backends.local.kernel import rootless
+from atoll.core import Core
+from atoll.core.policy.images import Images
+from atoll.core.policy.network import Network
+from atoll.server.exposed import ExposedPorts
+from atoll.server.server import Listener
+from atoll.surfaces.k8e.grpc.gateway import Gateway
+from atoll.surfaces.k8e.grpc.gateway import serve as open_grpc
+from atoll.surfaces.rest.app import RestApp
+
+log = logging.getLogger("atoll.daemon")
+
+PATIENCE = 5.0
+MAX_LOG = 16 * 1024 * 1024
+CHECK = 5.0
+HELD = 75  # exit status: another daemon has this home
+
+
+class Daemon:
+    """The process around a Core. `stop` and `pin` are what REST may do to it.
+
+    `grpc` names the TCP addresses for gRPC; None: its Unix socket alone, empty: those of the operator's settings.
+    """
+
+    def __init__(self, home: Path, core: Core, grpc: list[str] | None = None) -> None:
+        self.home = home
+        self.core = core
+        self.started_at = time.time()
+        self.rest = RestApp(core, self)
+        self.listener = Listener(self.rest, home / "daemon.sock")
+        self.gateway: Gateway | None = None
+        self.exposed = ExposedPorts(
+            core.exposures, core.ports, core.store, str(core.config.gateway.get("expose_base_url", ""))
+        )
+        self._grpc = grpc
+        self._stopping = asyncio.Event()
+        self._pinned = grpc is not None
+
+    def pin(self) -> None:
+        self._pinned = True
+
+    async def stop(self, force: bool) -> int:
+        """Stop soon; the number of sandboxes that go on. With `force` they are destroyed first."""
+        if force:
+            rows = self.core.store.living()
+            ends = (
+                self.core.sandboxes.end(row["id"], "destroyed", "daemon stop --force", row["owner"]) for row in rows
+            )
+            for failure in await asyncio.gather(*ends, return_exceptions=True):
+                if isinstance(failure, BaseException):
+                    log.error("a sandbox could not be ended: %s", failure)
+        asyncio.get_running_loop().call_later(0.05, self._stopping.set)
+        return self.core.store.count_live()
+
+    async def run(self) -> None:
+        """Serve until stopped, told by a signal, or idle for long."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        await self.core.start()
+        try:
+            self.gateway = await open_grpc(self.core, self.rest, tcp=self._grpc is not None, listen=self._grpc or None)
+            await self.core.exposures.attach(self.exposed)
+            await self.listener.open()
+            log.info("serving %s, pid %d", self.home, os.getpid())
+            idle = asyncio.create_task(self._leave_when_idle())
+            await self._stopping.wait()
+            idle.cancel()
+        finally:
+            log.info("stopping; %d sandboxes go on", self.core.store.count_live())
+            self.listener.hide()
+            await self.core.doze.close()
+            await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
+            if self.gateway is not None:
+                await self.gateway.close(PATIENCE)
+            await self.exposed.close()
+            await self.listener.close(PATIENCE)
+            await self.core.close()
+
+    async def _leave_when_idle(self) -> None:
+        limit = self.core.config.daemon.idle_exit_s
+        if not limit:
+            return
+        since = time.monotonic()
+        while True:
+            await asyncio.sleep(min(CHECK, limit))
+            if self._pinned or self._connections or self.core.store.count_live():
+                since = time.monotonic()
+            elif time.monotonic() - since >= limit and await self._nobody_comes():
+                log.info("nothing to do for %.0f s", limit)
+                self._stopping.set()
+                return
+
+    async def _nobody_comes(self) -> bool:
+        """Take the socket away and look once more, so that no caller is accepted by a daemon that leaves."""
+        self.listener.hide()
+        if self.gateway is not None:
+            self.gateway.hide()
+        await asyncio.sleep(0.1)
+        if not self._connections:
+            return True
+        if self.gateway is not None:
+            await self.gateway.open_unix()
+        await self.listener.open()
+        return False
+
+    @property
+    def _connections(self) -> int:
+        return self.listener.connections + (self.gateway.doors.connections if self.gateway is not None else 0)
+
+
+def take_lock(home: Path) -> TextIO:
+    """The lock that makes this the only daemon of its home; SystemExit when there is one already."""
+    lock = open(home / "daemon.lock", "a+", encoding="ascii")  # noqa: SIM115  # held for life
+    os.fchmod(lock.fileno(), 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another daemon is running here", file=sys.stderr)
+        raise SystemExit(HELD) from None
+    lock.seek(0)
+    lock.truncate()
+    lock.write(f"{os.getpid()}\n")
+    lock.flush()
+    return lock
+
+
+def prepare_home(home: Path) -> None:
+    home.mkdir(mode=0o711, parents=True, exist_ok=True)
+    status = home.stat()
+    if status.st_uid != os.geteuid():
+        raise errors.PermissionDenied(f"{home} belongs to another user", hint="set ATOLL_HOME to a directory of yours")
+    home.chmod(0o711)
+
+
+def start_log(home: Path, level: str) -> None:
+    """Everything goes to daemon.log; what a crash prints goes there too when the spawner made it our stderr."""
+    path = home / "daemon.log"
+    try:
+        if path.stat().st_size > MAX_LOG:
+            path.replace(home / "daemon.log.1")
+    except FileNotFoundError:
+        pass
+    handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
+    path.chmod(0o600)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
+def allow_many_files() -> None:
+    """Each sandbox takes a few descriptors; the usual soft limit would be reached by some hundred of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays as it is: %s", error)
+
+
+def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
+    from atoll.backends.local import LocalBackend
+
+    settings = settings or config.Config()
+    refuse = settings.security.version_floor == "refuse"
+    return LocalBackend(home, refuse_old=refuse, engine=settings.backend.container_engine)
+
+
+def local_images(home: Path, settings: config.Config) -> Images:
+    from atoll.core.policy.images import StoredImages, check_settings
+
+    check_settings(settings.images)
+    return StoredImages(home / "images", settings.images)
+
+
+def local_network(home: Path, settings: config.Config) -> Network | None:
+    """Egress, with the operator's default list and private networks."""
+    from atoll.core.policy.network import Broker
+
+    return Broker(home, settings.sandboxes.hosts, settings.egress)
+
+
+async def serve(home: Path, grpc: list[str] | None = None) -> None:
+    settings = config.load(home)
+    core = Core(
+        home, local_backend(home, settings), local_images(home, settings), settings, local_network(home, settings)
+    )
+    await Daemon(home, core, grpc).run()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import uvloop
+
+    parser = argparse.ArgumentParser(prog="atoll daemon")
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument(
+        "--grpc", action="append", metavar="ADDRESS", help="serve gRPC with TLS there; `default`: as configured"
+    )
+    given = parser.parse_args(arguments)
+    home = Path(os.path.abspath(given.home))
+    grpc = None if given.grpc is None else [address for address in given.grpc if address != "default"]
+    os.umask(0o077)
+    try:
+        rootless.enter(home / "run")
+        prepare_home(home)
+        lock = take_lock(home)
+        start_log(home, config.load(home).daemon.log_level)
+        allow_many_files()
+        uvloop.run(serve(home, grpc))
+        lock.close()
+    except errors.AtollError as error:
+        print(f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"the daemon cannot run: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

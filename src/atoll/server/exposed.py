@@ -1,0 +1,345 @@
+"""The door to exposed ports: HTTP and WebSockets from loopback to a port inside a sandbox, for as long as they last.
+
+A URL is `http://127.0.0.1:PORT/x/<secret>/...` or, with an origin of its own for browsers, `http://<secret>.localhost:PORT/`.
+Both messages are parsed and written anew, one request after the other: what one sandbox answers never mixes with
+another's, and a request for one secret never reaches the owner of another.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import h11
+
+from atoll import errors
+from atoll.core.files.exposures import Exposures, Target
+from atoll.core.files.ports import Ports, Tunnel
+from atoll.core.store.sqlite import Store
+from atoll.server import exposed_cookies as cookies
+
+log = logging.getLogger("atoll.exposed")
+
+PREFIX = "/x/"
+SITE = ".localhost"
+REMEMBERED_PORT = "exposed_port"
+MAX_HEAD = 64 * 1024
+MAX_CONNECTIONS = 1024
+HEAD_TIMEOUT = 60.0
+IDLE = 300.0
+PIECE = 64 * 1024
+_HOP = frozenset(
+    (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te")
+)
+_OURS = frozenset((b"x-k8e-expose-session", b"x-forwarded-host", b"x-forwarded-prefix", b"x-forwarded-proto"))
+# Answers that act on all of an origin: a worker for every path would see other sandboxes' addresses and answer for them.
+_WHOLE_ORIGIN = frozenset((b"service-worker-allowed", b"clear-site-data"))
+
+Read = Callable[[], Awaitable[bytes]]
+Headers = list[tuple[bytes, bytes]]
+
+
+class Refused(Exception):
+    """An answer of our own instead of the sandbox's."""
+
+    def __init__(self, status: int, text: str, headers: Headers | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, headers or []
+
+
+class ExposedPorts:
+    """The listener and its connections."""
+
+    def __init__(self, exposures: Exposures, ports: Ports, store: Store, base_url: str = "") -> None:
+        self._exposures = exposures
+        self._ports = ports
+        self._store = store
+        self._base = base_url.rstrip("/")
+        self._server: asyncio.Server | None = None
+        self._opening = asyncio.Lock()
+        self._connections: dict[asyncio.Task[None], Target | None] = {}
+        self.port = 0
+
+    async def open(self) -> None:
+        """Listen on loopback, on the same port as last time when it is free: URLs survive a restart."""
+        async with self._opening:
+            if self._server is not None:
+                return
+            wanted = int(self._store.meta(REMEMBERED_PORT) or 0)
+            try:
+                sock = _listen(wanted)
+            except OSError as error:
+                log.warning("port %d is taken, exposed ports get another: %s", wanted, error)
+                sock = _listen(0)
+            self.port = sock.getsockname()[1]
+            self._store.set_meta(REMEMBERED_PORT, str(self.port))
+            self._server = await asyncio.start_server(self._connected, sock=sock, limit=PIECE)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(set(self._connections), timeout=5)
+
+    def url(self, token: str) -> str:
+        return f"{self._base or f'http://127.0.0.1:{self.port}'}{PREFIX}{token}/"
+
+    def site_url(self, token: str) -> str:
+        return f"http://{token}{SITE}:{self.port}/"
+
+    def cut(self, target: Target) -> None:
+        for task, leads_to in list(self._connections.items()):
+            if leads_to == target:
+                task.cancel()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections[task] = None
+        try:
+            while await _Exchange(self, task, reader, writer).run():
+                self._connections[task] = None
+        except (OSError, h11.RemoteProtocolError, asyncio.IncompleteReadError, TimeoutError) as error:
+            log.debug("an exposed connection ended: %s", error)
+        except asyncio.CancelledError:
+            writer.transport.abort()
+        finally:
+            del self._connections[task]
+            writer.close()
+
+    def route(self, task: "asyncio.Task[None]", request: h11.Request) -> tuple[Target, str, bytes]:
+        """Whose request it is, the prefix that was taken off, and the path the sandbox sees."""
+        host = next((value for name, value in request.headers if name == b"host"), b"").decode("latin-1").lower()
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        path = request.target.decode("latin-1")
+        if name.endswith(SITE):
+            token, prefix, rest = name[: -len(SITE)], "", path
+        elif path.startswith(PREFIX):
+            token, slash, after = path[len(PREFIX) :].partition("/")
+            if not slash:
+                plain, question, query = token.partition("?")
+                if self._exposures.find(plain) is not None:
+                    where = f"{PREFIX}{plain}/{question}{query}".encode("latin-1")
+                    raise Refused(308, "this address ends with a slash", [(b"location", where)])
+            prefix, rest = f"{PREFIX}{token}", "/" + after
+        else:
+            raise Refused(404, "nothing is exposed at this address")
+        target = self._exposures.find(token)
+        if target is None:
+            raise Refused(404, "nothing is exposed at this address")
+        self._connections[task] = target
+        return target, prefix, rest.encode("latin-1")
+
+    @property
+    def ports(self) -> Ports:
+        return self._ports
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, door: ExposedPorts, task: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._door = door
+        self._task = task
+        self._reader = reader
+        self._writer = writer
+        self._outside = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
+        self._answered = False
+
+    async def run(self) -> bool:
+        """Serve one request; whether another may follow on this connection."""
+        async with asyncio.timeout(IDLE):
+            first = await self._read()
+        if not first:
+            return False
+        self._outside.receive_data(first)
+        try:
+            async with asyncio.timeout(HEAD_TIMEOUT):
+                request = await _next(self._outside, self._read)
+            if not isinstance(request, h11.Request):
+                return False
+            target, prefix, path = self._door.route(self._task, request)
+            await self._forward(request, target, prefix, path)
+        except Refused as refused:
+            await self._refuse(refused)
+            return False
+        except h11.RemoteProtocolError:
+            await self._refuse(Refused(400, "this is not HTTP/1.1"))
+            return False
+        except (errors.AtollError, h11.LocalProtocolError, BrokenPipeError) as error:
+            text = error.message if isinstance(error, errors.AtollError) else "the sandbox did not answer in HTTP"
+            gone = isinstance(error, errors.SandboxGone | errors.FailedPrecondition)
+            await self._refuse(Refused(503 if gone else 502, text))
+            return False
+        return self._reusable()
+
+    def _reusable(self) -> bool:
+        """Whether the client may send another request. What it sent ahead of time would be lost, so then it may not."""
+        done = self._outside.our_state is h11.DONE and self._outside.their_state is h11.DONE
+        return done and not self._outside.trailing_data[0]
+
+    async def _forward(self, request: h11.Request, target: Target, prefix: str, path: bytes) -> None:
+        inside = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_HEAD)
+        async with self._door.ports.connect(target.principal, target.sandbox, target.port, target.host) as tunnel:
+            received = aiter(tunnel)
+
+            async def read() -> bytes:
+                return await anext(received, b"")
+
+            headers = _request_headers(request, target, prefix)
+            head = inside.send(h11.Request(method=request.method, target=path, headers=headers))
+            await tunnel.send(head or b"")
+            upwards = asyncio.ensure_future(self._upwards(inside, tunnel))
+            try:
+                await self._downwards(inside, read, prefix, bool(prefix) and cookies.is_browser(list(request.headers)))
+                if inside.our_state is h11.SWITCHED_PROTOCOL:
+                    upwards.cancel()
+                    await asyncio.wait([upwards])
+                    await self._raw(inside, tunnel, read)
+                elif self._outside.our_state is h11.DONE and not upwards.done() and not self._outside_wants_more():
+                    await asyncio.wait([upwards])
+            finally:
+                upwards.cancel()
+                with suppress(asyncio.CancelledError, h11.ProtocolError, OSError, errors.AtollError):
+                    await upwards
+
+    def _outside_wants_more(self) -> bool:
+        """An answer that came before the whole request: the rest is not waited for."""
+        return self._outside.their_state is h11.SEND_BODY
+
+    async def _upwards(self, inside: h11.Connection, tunnel: Tunnel) -> None:
+        """The request's body, piece by piece."""
+        while True:
+            event = await _next(self._outside, self._read)
+            if isinstance(event, h11.Data | h11.EndOfMessage):
+                data = inside.send(event)
+                if data:
+                    with suppress(BrokenPipeError):  # the sandbox may answer without reading it all
+                        await tunnel.send(data)
+            if not isinstance(event, h11.Data):
+                return
+
+    async def _downwards(self, inside: h11.Connection, read: Read, prefix: str, to_browser: bool) -> None:
+        """The answer, and everything before it."""
+        while True:
+            try:
+                event = await _next(inside, read)
+            except h11.RemoteProtocolError as error:
+                if self._answered:
+                    raise ConnectionResetError(str(error)) from None
+                raise Refused(502, "the sandbox did not answer in HTTP") from None
+            if isinstance(event, h11.InformationalResponse | h11.Response):
+                event = _answer(event, bool(prefix))
+                if to_browser:
+                    confined = cookies.outward(list(event.headers), prefix)
+                    event = type(event)(status_code=event.status_code, headers=confined, reason=event.reason)
+                self._answered = self._answered or isinstance(event, h11.Response) or event.status_code == 101
+            if isinstance(event, h11.InformationalResponse | h11.Response | h11.Data | h11.EndOfMessage):
+                await self._write(self._outside.send(event))
+            if isinstance(event, h11.EndOfMessage) or inside.our_state is h11.SWITCHED_PROTOCOL:
+                return
+            if isinstance(event, h11.ConnectionClosed) or event is h11.PAUSED:
+                raise Refused(502, "the sandbox closed the connection without an answer")
+
+    async def _raw(self, inside: h11.Connection, tunnel: Tunnel, read: Read) -> None:
+        """After an upgrade: bytes both ways until either side ends."""
+
+        async def up() -> None:
+            data = self._outside.trailing_data[0]
+            while True:
+                if data:
+                    await tunnel.send(data)
+                data = await self._read()
+                if not data:
+                    return
+
+        async def down() -> None:
+            data = inside.trailing_data[0]
+            while True:
+                if data:
+                    await self._write(data)
+                data = await read()
+                if not data:
+                    return
+
+        tasks = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _refuse(self, refused: Refused) -> None:
+        """Our own words, if nothing of the sandbox's has been said yet; then the connection ends."""
+        body = (refused.text + "\n").encode()
+        headers: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        headers += [(b"content-length", str(len(body)).encode()), *refused.headers]
+        with suppress(h11.LocalProtocolError, OSError):
+            await self._write(self._outside.send(h11.Response(status_code=refused.status, headers=headers)))
+            await self._write(self._outside.send(h11.Data(data=body)))
+            await self._write(self._outside.send(h11.EndOfMessage()))
+
+    async def _read(self) -> bytes:
+        return await self._reader.read(PIECE)
+
+    async def _write(self, data: bytes | None) -> None:
+        if data:
+            self._writer.write(data)
+            await self._writer.drain()
+
+
+async def _next(connection: h11.Connection, read: Read) -> Any:
+    while (event := connection.next_event()) is h11.NEED_DATA:
+        connection.receive_data(await read())
+    return event
+
+
+def _request_headers(request: h11.Request, target: Target, prefix: str) -> Headers:
+    upgrade = any(name == b"upgrade" for name, _ in request.headers)
+    host = next((value for name, value in request.headers if name == b"host"), b"localhost")
+    headers = [(name, value) for name, value in request.headers if name not in _HOP and name not in _OURS]
+    if not any(name == b"host" for name, _ in headers):
+        headers.append((b"host", host))
+    headers.append((b"connection", b"upgrade" if upgrade else b"close"))
+    headers += [
+        (b"x-k8e-expose-session", f"sess-{target.sandbox}".encode()),
+        (b"x-forwarded-host", host),
+        (b"x-forwarded-proto", b"http"),
+    ]
+    if prefix:
+        headers = cookies.inward(headers, prefix) if cookies.is_browser(headers) else headers
+        headers.append((b"x-forwarded-prefix", prefix.encode("latin-1")))
+    return headers
+
+
+def _answer(event: "h11.InformationalResponse | h11.Response", shared_origin: bool) -> Any:
+    switching = event.status_code == 101
+    headers = [(name, value) for name, value in event.headers if switching or name not in _HOP]
+    if shared_origin:
+        headers = [(name, value) for name, value in headers if name not in _WHOLE_ORIGIN]
+    if shared_origin and not switching and not any(name == b"referrer-policy" for name, _ in headers):
+        headers.append((b"referrer-policy", b"same-origin"))  # the address holds the secret
+    return type(event)(status_code=event.status_code, headers=headers, reason=event.reason)
+
+
+def _listen(port: int) -> socket.socket:
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(128)
+        sock.setblocking(False)
+        return sock
+    except BaseException:
+        sock.close()
+        raise

@@ -1,0 +1,227 @@
+"""One HTTP request and its answer, straight on ASGI: query, body, JSON, errors, and noticing that the caller has gone."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+from atoll import errors, model
+from atoll.core.access.principals import Principal
+
+log = logging.getLogger("atoll.http")
+
+MAX_JSON = 64 * 1024 * 1024
+LOOK_OUT = 0.02
+JOINED = 64 * 1024  # an answer no longer than this goes out with its head, in one piece
+T = TypeVar("T")
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_JSON_HEADERS = (b"content-type", b"application/json")
+
+
+class Gone(Exception):
+    """The caller has closed the connection; there is nobody to answer."""
+
+
+class Exchange:
+    """A request with typed access to its parts. `answer` or a stream ends it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, who: Principal, parts: list[str]) -> None:
+        self.scope = scope
+        self.who = who
+        self.parts = parts
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._query: dict[str, str] | None = None
+
+    # Asked
+
+    @property
+    def ref(self) -> str:
+        return self.parts[2]
+
+    @property
+    def command(self) -> str:
+        return self.parts[4]
+
+    def header(self, name: bytes) -> str:
+        for key, value in self.scope["headers"]:
+            if key == name:
+                return str(value.decode("latin-1"))
+        return ""
+
+    def query(self, *allowed: str) -> dict[str, str]:
+        """Query parameters as text (bytes that are not UTF-8 as surrogates); others than these are refused."""
+        if self._query is None:
+            self._query = {}
+            for pair in self.scope["query_string"].split(b"&") if self.scope["query_string"] else ():
+                key, _, value = pair.partition(b"=")
+                name = unquote(key)
+                if name not in allowed:
+                    raise errors.InvalidArgument(
+                        f"unknown query parameter {name!r:.80}", hint="known are " + ", ".join(allowed)
+                    )
+                if name in self._query:
+                    raise errors.InvalidArgument(f"query parameter {name!r} is given twice")
+                self._query[name] = unquote(value)
+        return self._query
+
+    async def body(self, limit: int = MAX_JSON) -> bytes:
+        pieces, size = [], 0
+        async for piece in self.chunks():
+            size += len(piece)
+            if size > limit:
+                raise errors.TooLarge(f"the request is larger than {limit} bytes")
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        """The body as it comes, however long."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise Gone
+            body = message.get("body", b"")
+            if body:
+                yield body
+            if not message.get("more_body", False):
+                return
+
+    async def json(self, kind: type[T]) -> T:
+        return model.decode(kind, await self.body())
+
+    async def while_connected(self, work: Awaitable[T]) -> T:
+        """Do it for as long as the caller is there; when it goes away the work is cancelled.
+
+        Looking out for that begins after a moment: most work is done by then.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        watch = _Watch(self, task)
+        timer = asyncio.get_running_loop().call_later(LOOK_OUT, watch.start)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not watch.gone:
+                raise
+            task.uncancel()
+            raise Gone from None
+        finally:
+            timer.cancel()
+            watch.stop()
+
+    async def disconnected(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    # Answered
+
+    async def answer(self, value: Any, status: int = 200) -> None:
+        body = model.encode(value)
+        if (joint := self.scope["state"].get("joint")) is not None and len(body) <= JOINED:
+            joint.hold()
+        await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode())])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def fail(self, error: errors.AtollError) -> None:
+        await self.answer({"error": wire(error)}, error.http_status)
+
+
+class _Watch:
+    """Cancels a task when its caller has gone."""
+
+    def __init__(self, exchange: Exchange, work: "asyncio.Task[Any]") -> None:
+        self.gone = False
+        self._exchange = exchange
+        self._work = work
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        await self._exchange.disconnected()
+        self.gone = True
+        self._work.cancel()
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def wire(error: errors.AtollError) -> dict[str, Any]:
+    """An error as JSON can carry it, whatever text the guest or the caller put into it."""
+    plain = error.to_wire()
+    plain["message"] = _text(plain["message"])
+    if "details" in plain:
+        plain["details"] = {key: _text(v) if isinstance(v, str) else v for key, v in plain["details"].items()}
+    return plain
+
+
+def _text(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def unquote(raw: bytes) -> str:
+    return unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
+
+
+def internal(error: Exception) -> errors.Internal:
+    """What a caller sees of a bug: no text of ours, and where to look."""
+    log.error("unexpected failure", exc_info=error)
+    return errors.Internal("something went wrong inside atoll", hint="see daemon.log")
+
+
+def whole(query: dict[str, str], key: str, default: Any = None, least: int = 0, most: int = 2**53) -> Any:
+    text = query.get(key)
+    if text is None or text == "":
+        return default
+    try:
+        if not text.isascii() or len(text) > 20 or "_" in text:
+            raise ValueError
+        value = int(text)
+    except ValueError:
+        raise errors.InvalidArgument(f"{key} must be a whole number, not {text!r:.40}") from None
+    if not least <= value <= most:
+        raise errors.InvalidArgument(f"{key} must be from {least} to {most}")
+    return value
+
+
+def flag(query: dict[str, str], key: str, default: bool = False) -> bool:
+    text = query.get(key)
+    if text is None:
+        return default
+    if text in ("1", "true", "yes", ""):
+        return True
+    if text in ("0", "false", "no"):
+        return False
+    raise errors.InvalidArgument(f"{key} must be 1 or 0")
+
+
+def mode(query: dict[str, str]) -> int | None:
+    """File mode: a decimal number, or octal when it starts with 0."""
+    text = query.get("mode")
+    if text is None or text == "":
+        return None
+    try:
+        value = int(text.removeprefix("0o"), 8) if text.startswith("0") else int(text)
+    except ValueError:
+        raise errors.InvalidArgument(f"mode {text!r:.20} is not a number") from None
+    if not 0 <= value <= 0o7777:
+        raise errors.InvalidArgument("mode must be from 0 to 07777")
+    return value

@@ -1,0 +1,87 @@
+"""A TCP listener for an app of the daemon, open for as long as the request that opened it.
+
+Each connection comes with the user that owns its other end, where that is a process of this machine.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from uvicorn.server import ServerState
+
+from atoll import errors
+from atoll.core.access.credentials import loopback_owner
+from atoll.server.request_limits import settings
+from atoll.server.slow_clients import BoundedPace
+
+KEEP_ALIVE = 75
+MAX_CONNECTIONS = 1024
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _OwnedProtocol(BoundedPace):
+    """uvicorn's protocol, which asks for the owner of its peer while the connection is fresh."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+            return
+        theirs, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        owner = loopback_owner(theirs[:2], ours[:2]) if theirs and ours else None
+        self.app_state = {**self.app_state, "owner": owner}
+
+
+class Door:
+    """A TCP listener for an app."""
+
+    def __init__(self, app: Any) -> None:
+        self._config = settings(app, _OwnedProtocol, KEEP_ALIVE, ws="none")
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        address = "127.0.0.1" if host == "localhost" else host
+        try:
+            listener = socket.create_server((address, port), family=family, backlog=256)
+        except OSError as failure:
+            raise errors.Unavailable(f"cannot listen on {host}:{port}: {failure.strerror or failure}") from None
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _OwnedProtocol(self._config, self._state, {}), sock=listener)
+        bound: int = listener.getsockname()[1]
+        return bound
+
+    async def close(self) -> None:
+        """No new connections; what is under way is cut, and with it the commands of those callers."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        for task in set(self._state.tasks):
+            task.cancel()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=10)
+        for connection in list(self._state.connections):
+            connection.transport.close()
+
+
+async def listening(app: Any, host: str, port: int) -> AsyncGenerator[dict[str, Any], None]:
+    """Serve until the iterator is closed; its one item says where."""
+    door = Door(app)
+    try:
+        yield {"listening": {"host": host, "port": await door.open(host, port)}}
+        await asyncio.Event().wait()
+    finally:
+        await door.close()

@@ -1,0 +1,1 @@
+"""agentkernel's command line and HTTP interface."""

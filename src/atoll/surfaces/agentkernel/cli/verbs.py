@@ -1,0 +1,168 @@
+"""The verbs of agentkernel's grammar and of images, for the one table in `cli/verbs.py`."""
+
+from __future__ import annotations
+
+from atoll.cli.grammar import Flag, Verb
+
+_AT = "atoll.surfaces.agentkernel.cli."
+ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
+AS_JSON = Flag("json", "", "JSON instead of text")
+BACKEND = Flag("backend", "NAME", "auto, container, gvisor or microvm; docker and podman mean container", short="B")
+CONFIG = Flag("config", "FILE", "a project's file to use and trust", short="c")
+TTL = Flag("ttl", "TIME", "remove it after so long: 30m, 1h, 3d; 0 is never")
+TEMPLATE = Flag("template", "NAME", "start from a template; see `template list`")
+POLICY = (
+    Flag("profile", "NAME", "permissive, moderate, restrictive or custom (default: moderate)", short="p"),
+    Flag("compatibility-mode", "MODE", "native, claude, codex or gemini"),
+    Flag("no-network", "", "no way out, whatever else is said"),
+    Flag("allowed-hosts", "CSV", "names it may reach, * for every public one, none for no host", kind="csv"),
+    Flag("cpus", "N", "CPUs, may be a fraction", kind="number"),
+    Flag("memory", "MB", "memory", kind="int"),
+)
+CREATE = (
+    Flag("agent", "NAME", "whose sandbox it is: claude, codex, gemini", short="a"),
+    CONFIG, BACKEND, TEMPLATE, TTL, ENV, *POLICY,
+    Flag("dir", "PATH", "mount this directory, writable, at /workspace", short="d"),
+    Flag("image", "IMAGE", "its image"),
+    Flag("branch", "", "use a sandbox of that name if there is one"),
+)  # fmt: skip
+
+RUN = Verb(
+    "run", _AT + "run:run", "CMD [ARG...]", "Run a command in a fresh sandbox of its own.",
+    (
+        CONFIG,
+        Flag("keep", "", "leave the sandbox running afterwards, as run-<id>", short="k"),
+        Flag("image", "IMAGE", "its image (default: what the command needs)", short="i"),
+        *POLICY, BACKEND, TEMPLATE, TTL, ENV,
+        Flag("timeout", "TIME", "kill it after so long (exit 124)"),
+        Flag("publish", "[HERE:]PORT", "its TCP port on 127.0.0.1 while it runs; may be repeated", repeat=True, short="P"),
+        Flag("fast", "", "a hint without meaning here: every run is", short="F"),
+        Flag("raw", "", "control characters unescaped even on a terminal"),
+    ),
+    ("atoll run python3 -c 'print(1)'", "atoll run --profile restrictive sh -c 'id'", "atoll run --keep npm --version"),
+    passes=1,
+)  # fmt: skip
+
+SERVE = (
+    Flag("agentkernel", "", "agentkernel's HTTP interface instead, on 127.0.0.1:18888, until interrupted"),
+    Flag("host", "ADDRESS", "listen there (default: 127.0.0.1; any other needs AGENTKERNEL_API_KEY)", short="H"),
+    Flag("port", "N", "the port (default: 18888; 0: a free one)", kind="int", short="p"),
+    Flag("allow-host-access", "", "callers may ask for permissive and for every public host"),
+    Flag("legacy-exit-errors", "", "a command that fails is answered with status 500, as old clients expect"),
+    CONFIG,
+)
+
+_LIFE = {
+    "start": "Start a stopped sandbox.",
+    "stop": "End its processes and keep its files.",
+    "remove": "Remove a sandbox with all that is in it.",
+    "pause": "Freeze everything in it.",
+    "resume": "Thaw a paused sandbox.",
+}
+
+
+def _both(name: str, handler: str, positionals: str, help: str, flags: tuple[Flag, ...] = ()) -> tuple[Verb, Verb]:
+    """The flat and the grouped form."""
+    return Verb(name, handler, positionals, help, flags), Verb("sandbox " + name, handler, positionals, help, flags)
+
+
+VERBS = (
+    RUN,
+    Verb("create", _AT + "named:create", "NAME", "Make a sandbox to start later.", CREATE),
+    *[
+        verb
+        for name, help in _LIFE.items()
+        for verb in _both(name, f"{_AT}named:{name}", "NAME", help, (BACKEND, AS_JSON) if name == "start" else (AS_JSON,))
+    ],
+    Verb("list", _AT + "named:list_all", "", "List your sandboxes.", (AS_JSON, Flag("project", "", "of this project"))),
+    Verb("sandbox info", _AT + "named:info", "NAME", "Show one sandbox.", (AS_JSON,)),
+    Verb(
+        "sandbox extend-ttl", _AT + "named:extend", "NAME", "Move its end.",
+        (Flag("by", "TIME", "so far from now (default: 1h)", default="1h"), AS_JSON),
+    ),
+    Verb("sandbox gc", _AT + "named:collect", "", "Remove sandboxes whose time is over.", (AS_JSON,)),
+    Verb(
+        "sandbox clean", _AT + "named:clean", "", "Remove stopped sandboxes.",
+        (Flag("all", "", "running ones too"), AS_JSON),
+    ),
+    Verb("sandbox cp", "copy:copy", "SRC DST", "Copy files and trees; one side is NAME:/path."),
+    Verb(
+        "sandbox export", _AT + "named:export", "NAME", "Its file system as a tar.",
+        (Flag("output", "FILE", "where to (default: NAME.tar)", short="o"), Flag("path", "PATH", "only this (default: /)")),
+    ),
+    Verb("sandbox export-config", _AT + "named:export_config", "NAME", "What it was made with, as TOML."),
+    Verb(
+        "sandbox import-config", _AT + "named:import_config", "FILE", "Make a sandbox from such a TOML.",
+        (Flag("as", "NAME", "its name"),),
+    ),
+    Verb("sandbox exec-list", _AT + "detached:list_all", "NAME", "Commands started with exec -d."),
+    Verb("sandbox exec-logs", _AT + "detached:logs", "NAME ID", "Output of such a command."),
+    Verb("sandbox exec-kill", _AT + "detached:kill", "NAME ID", "End such a command."),
+    Verb(
+        "replay", _AT + "recording:replay", "FILE", "Play a recorded terminal session.",
+        (
+            Flag("speed", "X", "times as fast", kind="number", default=1.0, short="s"),
+            Flag("max-idle", "SECONDS", "no pause longer than this", kind="number", default=2.0),
+        ),
+    ),
+    Verb(
+        "init", _AT + "init:init", "", "Write an agentkernel.toml for this project.",
+        (
+            Flag("name", "NAME", "the project's name (default: the directory's)", short="n"),
+            Flag("agent", "NAME", "claude, codex or gemini (default: claude)", default="claude", short="a"),
+        ),
+    ),
+    Verb("template list", _AT + "templates:list_all", "", "Templates, built in and your own.", (AS_JSON,)),
+    Verb("template show", _AT + "templates:show", "NAME", "Print a template."),
+    Verb("template add", _AT + "templates:add", "FILE [NAME]", "Keep a project's file as a template."),
+    Verb(
+        "template save", _AT + "templates:save", "NAME", "Keep what a sandbox was made with as a template.",
+        (Flag("from", "SANDBOX", "the sandbox"),),
+    ),
+    Verb("template remove", _AT + "templates:remove", "NAME", "Forget a template of your own."),
+    Verb(
+        "session start", _AT + "sessions:start", "", "A sandbox for an agent, session-NAME.",
+        (
+            Flag("name", "NAME", "the session's name"),
+            Flag("agent", "NAME", "claude, codex, gemini or native", default="claude", short="a"),
+            BACKEND,
+        ),
+    ),
+    Verb("session list", _AT + "sessions:list_all", "", "Sessions and how they stand.", (AS_JSON,)),
+    Verb("session stop", _AT + "sessions:stop", "NAME", "Stop it and keep its files."),
+    Verb("session resume", _AT + "sessions:resume", "NAME", "Start it again."),
+    Verb("session save", _AT + "sessions:save", "NAME", "Keep its files as the snapshot session-NAME, and stop it."),
+    Verb("session delete", _AT + "sessions:delete", "NAME", "Remove it."),
+    Verb(
+        "pipeline", _AT + "pipeline:pipeline", "FILE", "Run steps one after the other, each in a sandbox of its own.",
+        (BACKEND, *POLICY[1:4]),
+    ),
+    Verb(
+        "parallel", _AT + "pipeline:parallel", "", "Run jobs at once, each in a sandbox of its own.",
+        (Flag("job", "NAME:IMAGE:COMMAND", "one job; may be repeated", repeat=True, short="j"), BACKEND, *POLICY[1:4]),
+        ("atoll parallel -j 'lint:python:python3 -m compileall .' -j 'ver:node:node --version'",),
+    ),
+    Verb("alias install", _AT + "alias:install", "NAME [DIR]", "A link agentkernel, k8e or k8e-sandbox to this program."),
+    Verb("alias remove", _AT + "alias:remove", "NAME [DIR]", "Take such a link away."),
+    Verb("agents", _AT + "init:agents", "", "Coding agents on this machine, and whether their keys are set.", (AS_JSON,)),
+    Verb(
+        "snapshot take", _AT + "snapshots:take", "SANDBOX", "Keep its whole file system.",
+        (Flag("name", "NAME", "the snapshot's name (default: SANDBOX-<date>)"),),
+    ),
+    Verb("snapshot list", _AT + "snapshots:list_all", "", "Snapshots of yours.", (AS_JSON,)),
+    Verb("snapshot delete", _AT + "snapshots:delete", "NAME", "Delete a snapshot."),
+    Verb(
+        "snapshot restore", _AT + "snapshots:restore", "NAME", "A new sandbox with its files.",
+        (Flag("as", "NAME", "the new one's name (default: <sandbox>-restored)"), BACKEND),
+    ),
+    Verb("image pull", "images:pull", "NAME", "Get an image: a reference, or a name of the catalog."),
+    Verb(
+        "image build", "images:build", "NAME", "Build an image of Debian packages.",
+        (Flag("debian", "CSV", "the packages", kind="csv"),),
+        ("atoll image build tools --debian python3,git",),
+    ),
+    Verb("image list", "images:list_all", "", "Images on this machine.", (AS_JSON,)),
+    Verb("image inspect", "images:inspect", "NAME", "What is known of an image."),
+    Verb("image rm", "images:remove", "NAME", "Remove an image."),
+    Verb("image prune", "images:prune", "", "Remove what no name and no sandbox needs.", (AS_JSON,)),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""The `fn` and `iii` verbs of the command line."""

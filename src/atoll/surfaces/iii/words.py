@@ -1,0 +1,120 @@
+"""Words of a command without a shell, and URLs of the machine's own services pointed at the sandbox's gateway."""
+
+import re
+
+from atoll.egress import HOST_NAME
+from atoll.surfaces.iii.failure import EXEC_EXAMPLE, Failure
+
+BLANK = " \t\r\n"
+ESCAPED_IN_QUOTES = '$`"\\\n'
+
+
+def split(text: str) -> list[str]:
+    """POSIX words: quotes and backslashes as in a shell, nothing expanded, `#` a comment only where a word starts."""
+    words: list[str] = []
+    word: str | None = None
+    at, end = 0, len(text)
+    while at < end:
+        char = text[at]
+        at += 1
+        if char in BLANK:
+            if word is not None:
+                words.append(word)
+            word = None
+        elif char == "#" and word is None:
+            line = text.find("\n", at)
+            at = end if line < 0 else line
+        elif char == "'":
+            close = text.find("'", at)
+            if close < 0:
+                raise _open("single quote")
+            word, at = (word or "") + text[at:close], close + 1
+        elif char == '"':
+            quoted, at = _quoted(text, at)
+            word = (word or "") + quoted
+        elif char == "\\":
+            if at >= end:
+                raise _open("backslash at the end")
+            if text[at] != "\n":
+                word = (word or "") + text[at]
+            at += 1
+        else:
+            word = (word or "") + char
+    if word is not None:
+        words.append(word)
+    return words
+
+
+def _quoted(text: str, at: int) -> tuple[str, int]:
+    found: list[str] = []
+    while at < len(text):
+        char = text[at]
+        if char == '"':
+            return "".join(found), at + 1
+        if char == "\\" and at + 1 < len(text) and text[at + 1] in ESCAPED_IN_QUOTES:
+            at += 1
+            char = "" if text[at] == "\n" else text[at]
+        found.append(char)
+        at += 1
+    raise _open("double quote")
+
+
+def _open(what: str) -> Failure:
+    return Failure("S001", f"cmd has an unfinished {what}", note=EXEC_EXAMPLE)
+
+
+def command(cmd: str, args: list[str], argv: list[str]) -> list[str]:
+    """The three shapes of a command as its argument vector."""
+    if argv:
+        if cmd or args:
+            raise Failure("S001", "argv stands alone, without cmd and args", note=EXEC_EXAMPLE)
+        found = argv
+    elif any(char in BLANK for char in cmd):
+        if args:
+            raise Failure("S001", "cmd with several words takes no args", note=EXEC_EXAMPLE)
+        found = split(cmd)
+    else:
+        found = [cmd, *args]
+    if not found or not found[0]:
+        raise Failure("S001", "the command is empty: give cmd or argv", note=EXEC_EXAMPLE)
+    if any("\0" in word for word in found):
+        raise Failure("S001", "a command must not contain NUL", note=EXEC_EXAMPLE)
+    return found
+
+
+DEFAULT_PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443, "redis": 6379, "postgres": 5432, "postgresql": 5432,
+                 "mysql": 3306, "mongodb": 27017, "amqp": 5672, "nats": 4222}  # fmt: skip
+LOCAL_URL = re.compile(
+    r"""(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://
+        (?P<user>[^\s/?\#,;|"'<>]*@)?
+        (?:localhost|127\.0\.0\.1)
+        (?::(?P<port>[0-9]{1,5}))?
+        (?=[/?\#\s,;|"'<>)\]}&]|$)""",
+    re.X | re.I,
+)
+MOST_PORTS = 64
+
+
+def point_at_gateway(env: dict[str, str]) -> tuple[dict[str, str], list[int]]:
+    """Boot environment with localhost URLs pointed at the gateway, and the host ports that must answer there."""
+    ports: set[int] = set()
+
+    def rewrite(found: re.Match[str]) -> str:
+        given = found["port"]
+        port = int(given) if given else DEFAULT_PORTS.get(found["scheme"].lower(), 0)
+        if not 0 < port <= 65535:
+            return found[0] if given else _at_gateway(found)
+        ports.add(port)
+        return _at_gateway(found)
+
+    changed = {key: LOCAL_URL.sub(rewrite, value) for key, value in env.items()}
+    if len(ports) > MOST_PORTS:
+        raise Failure(
+            "S001", f"env names {len(ports)} ports of this machine; {MOST_PORTS} is the most", note="name fewer"
+        )
+    return changed, sorted(ports)
+
+
+def _at_gateway(found: re.Match[str]) -> str:
+    port = f":{found['port']}" if found["port"] else ""
+    return f"{found['scheme']}://{found['user'] or ''}{HOST_NAME}{port}"

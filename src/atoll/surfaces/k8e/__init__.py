@@ -1,0 +1,1 @@
+"""K8E's gRPC service, command line and SDK."""

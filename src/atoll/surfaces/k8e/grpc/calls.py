@@ -1,0 +1,204 @@
+"""Around every RPC: who is calling, how often, what may go wrong. The services behind see a principal and a message.
+
+A service is an object with one method for each RPC of its descriptor, `async def Name(self, who, request)`; streaming
+answers are async generators, streaming requests are async iterators of messages. Messages are parsed here, after the
+caller is known, so that bytes from strangers are never parsed and a broken message is InvalidArgument.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, EncodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+
+from atoll.core.access.audited_verbs import SOURCE
+from atoll.core.access.credentials import Doorkeeper, KeyHolder, bearer_of, require
+from atoll.core.access.principals import Principal
+from atoll.core.access.ratelimit import Class
+from atoll.core.access.terminal_presence import PEER_PID
+from atoll.errors import AtollError, Internal, InvalidArgument, Unauthenticated
+
+from .doors import Doors
+from .readers import Reader
+from .status import message_of, status_of, trailers_of
+
+RECHECK_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+
+TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-tenant` says; a label, never a right
+
+_HEARD = frozenset(("authorization", "x-sandbox-tenant"))
+
+Kind = Class | None  # None: not counted
+Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
+
+
+class Calls:
+    """Makes gRPC handlers out of services."""
+
+    def __init__(self, doors: Doors, keeper: Doorkeeper, observe: Observer | None = None) -> None:
+        self._doors = doors
+        self._keeper = keeper
+        self._observe = observe
+
+    def handlers(
+        self, service: ServiceDescriptor, implementation: object, kinds: Mapping[str, Kind], scopes: Mapping[str, str]
+    ) -> grpc.GenericRpcHandler:
+        """All RPCs of a service. `kinds` says which are counted as writes (others are reads), `scopes` which need another
+        scope than `use` (empty: none)."""
+        table = {
+            method.name: self._handler(
+                method,
+                getattr(implementation, method.name),
+                kinds.get(method.name, "read"),
+                scopes.get(method.name, "use"),
+            )
+            for method in service.methods
+        }
+        return grpc.method_handlers_generic_handler(service.full_name, table)
+
+    def _handler(self, method: MethodDescriptor, function: Any, kind: Kind, scope: str) -> grpc.RpcMethodHandler:
+        parse = _parser(GetMessageClass(method.input_type))
+        streaming = (method.client_streaming, method.server_streaming)
+
+        async def unary(request: Any, context: grpc.aio.ServicerContext) -> bytes:
+            async with self._guarded(context, method.full_name, kind, scope) as who:
+                answer: Message = await function(who, parse(request))
+                return Reader(self._doors, context).take_last(_pack(answer))
+            raise AssertionError("unreachable")
+
+        async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+            async with self._guarded(context, method.full_name, kind, scope) as who:
+                asked = _each(request, parse) if streaming[0] else parse(request)
+                reader = Reader(self._doors, context)
+                async with contextlib.aclosing(function(who, asked)) as answers:
+                    async for answer in answers:
+                        await reader.take(_pack(answer))
+
+        if streaming == (False, False):
+            return grpc.unary_unary_rpc_method_handler(unary)
+        if streaming == (False, True):
+            return grpc.unary_stream_rpc_method_handler(stream)
+        if streaming == (True, True):
+            return grpc.stream_stream_rpc_method_handler(stream)
+        raise TypeError(f"{method.full_name}: client streaming without server streaming is not used here")
+
+    @contextlib.asynccontextmanager
+    async def _guarded(
+        self, context: grpc.aio.ServicerContext, method: str, kind: Kind, scope: str
+    ) -> AsyncIterator[Principal]:
+        peer = self._doors.who(context.peer())
+        who: Principal | None = None
+        watch: _Watch | None = None
+        outcome = "ok"
+        try:
+            if peer is None:
+                raise Unauthenticated("this connection is not known")
+            said = _said(context.invocation_metadata())
+            who = self._keeper.identify(peer, bearer_of(said.get("authorization")))
+            if kind is not None:
+                self._keeper.admit(who, kind)
+            if scope:
+                require(who, scope)
+            TENANT.set(said.get("x-sandbox-tenant", ""))
+            SOURCE.set(f"grpc {peer.address}")
+            PEER_PID.set(peer.pid)
+            if isinstance(who, KeyHolder):
+                watch = _Watch(self._keeper, who)
+            yield who
+        except AtollError as error:
+            outcome = error.code
+            await context.abort(status_of(error), message_of(error), trailers_of(error))
+        except asyncio.CancelledError:
+            if watch is None or watch.refusal is None:
+                outcome = "cancelled"
+                raise
+            refusal = watch.over()
+            outcome = refusal.code
+            Reader(self._doors, context).expect_end()
+            await context.abort(status_of(refusal), message_of(refusal), trailers_of(refusal))
+        except (grpc.aio.AbortError, GeneratorExit):
+            raise
+        except Exception:
+            outcome, mark = "internal", secrets.token_hex(4)
+            _log.exception("%s failed (%s)", method, mark)
+            bug = Internal(f"internal error {mark}", hint="the daemon's log has the details")
+            await context.abort(status_of(bug), message_of(bug), trailers_of(bug))
+        finally:
+            if watch is not None:
+                watch.end()
+            if self._observe is not None:
+                self._observe(who, method, peer.address if peer else "", outcome)
+
+
+class _Watch:
+    """Ends a call whose credential is revoked or expires while it is open. A timer, because most calls end before it."""
+
+    def __init__(self, keeper: Doorkeeper, who: KeyHolder) -> None:
+        self.refusal: AtollError | None = None
+        self._keeper = keeper
+        self._who = who
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        try:
+            self._keeper.recheck(self._who)
+        except AtollError as error:
+            self.refusal = error
+            if self._task is not None:
+                self._task.cancel()
+            return
+        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
+
+    def over(self) -> AtollError:
+        """The reason, for a call that was ended here: the cancellation was ours and goes no further."""
+        if self._task is not None:
+            self._task.uncancel()
+        assert self.refusal is not None
+        return self.refusal
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+
+def _said(metadata: Any) -> dict[str, str]:
+    """What the call's metadata says to us; two values for one name contradict each other."""
+    found: dict[str, str] = {}
+    for name, value in metadata or ():
+        if name in _HEARD:
+            if name in found:
+                raise Unauthenticated(f"more than one `{name}` was sent")
+            found[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return found
+
+
+def _parser(cls: type[Message]) -> Callable[[bytes], Message]:
+    def parse(data: bytes) -> Message:
+        try:
+            return cls.FromString(data)
+        except (DecodeError, UnicodeDecodeError, ValueError) as bad:
+            raise InvalidArgument(f"not a valid {cls.DESCRIPTOR.full_name}: text must be UTF-8") from bad
+
+    return parse
+
+
+async def _each(requests: AsyncIterator[bytes], parse: Callable[[bytes], Message]) -> AsyncIterator[Message]:
+    async for data in requests:
+        yield parse(data)
+
+
+def _pack(answer: Message) -> bytes:
+    try:
+        return answer.SerializeToString()
+    except (EncodeError, ValueError) as bad:
+        raise Internal("the answer could not be encoded") from bad

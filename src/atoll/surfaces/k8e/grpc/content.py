@@ -1,0 +1,124 @@
+"""What is in a session: its files, its transcript, its events."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+from atoll.core import Core
+from atoll.core.access.principals import Principal
+from atoll.core.commands.history import check_window
+from atoll.errors import InvalidArgument, TooLarge
+from atoll.model import ListFiles, convert
+from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+
+from . import ids
+from .text import both_of, clean
+
+WORKSPACE = "/workspace"
+MAX_READ = 60 * 1024 * 1024
+EVENTS_DEFAULT, EVENTS_MOST = 500, 10_000
+
+
+class Content:
+    core: Core
+
+    async def WriteFile(self, who: Principal, request: Any) -> Any:
+        ref = ids.session_ref(request.session_id)
+        if request.mode not in ("", "w", "a"):
+            raise InvalidArgument("mode must be `w` (the default) or `a`")
+        if request.content and request.content_bytes:
+            raise InvalidArgument("only one of content and content_bytes")
+        if request.permissions > 0o7777:
+            raise InvalidArgument("permissions must be at most 07777")
+        options: dict[str, Any] = {"parents": True}
+        if request.mode == "a":
+            options["append"] = True
+        if request.permissions:
+            options["mode"] = request.permissions
+        data = request.content_bytes or request.content.encode()
+        await self.core.files.write(who, ref, _path(request), data, **options)
+        return pb.WriteFileResponse(ok=True)
+
+    async def ReadFile(self, who: Principal, request: Any) -> Any:
+        ref = ids.session_ref(request.session_id)
+        pieces, size = [], 0
+        async with self.core.files.read(who, ref, _path(request), limit=MAX_READ + 1) as (_, download):
+            async for piece in download:
+                size += len(piece)
+                if size > MAX_READ:
+                    raise TooLarge(
+                        f"the file is larger than {MAX_READ} bytes, too much for one message",
+                        hint="read it in parts with atoll.v1, or over HTTP",
+                    )
+                pieces.append(bytes(piece))
+        text, exact = both_of(b"".join(pieces))
+        return pb.ReadFileResponse(content=text, content_bytes=exact)
+
+    async def ListFiles(self, who: Principal, request: Any) -> Any:
+        ref = ids.session_ref(request.session_id)
+        if request.since < 0:
+            raise InvalidArgument("since must not be negative")
+        asked = {"path": WORKSPACE, "recursive": True, "files_only": True, "since": request.since or None}
+        found = await self.core.files.list(who, ref, convert(ListFiles, asked))
+        return pb.ListFilesResponse(files=[_entry(one) for one in found["entries"]])
+
+    async def GetTranscript(self, who: Principal, request: Any) -> Any:
+        known = self.core.sandboxes.known(who, ids.session_ref(request.session_id))
+        check_window(request.offset, request.limit)
+        window = self.core.history.window(known["id"], request.offset, request.limit)
+        output = clean(window["output"])
+        return pb.GetTranscriptResponse(
+            session_id=request.session_id,
+            output=output,
+            output_bytes=output.encode(),
+            offset=window["offset"],
+            next_offset=window["next_offset"],
+            truncated_before=window["truncated_before"],
+            eof=window["eof"],
+        )
+
+    async def GetEvents(self, who: Principal, request: Any) -> Any:
+        """The newest, oldest first; of one session, or of all that the caller owns."""
+        if request.limit < 0:
+            raise InvalidArgument("limit must not be negative")
+        limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
+        known = self.core.sandboxes.known(who, ids.session_ref(request.session_id)) if request.session_id else None
+        found = self.core.history.events(who.owner, known["id"] if known else None, limit + 1, None)
+        kept = found[-limit:]
+        return pb.GetEventsResponse(
+            events=[json.dumps(_event(one), default=str) for one in kept],
+            truncated=len(found) > limit,
+            returned=len(kept),
+        )
+
+
+def _path(request: Any) -> str:
+    if request.path and request.path_bytes:
+        raise InvalidArgument("only one of path and path_bytes")
+    path: str = request.path or request.path_bytes.decode("utf-8", "surrogateescape")
+    if not path:
+        raise InvalidArgument("path is required")
+    return path
+
+
+def _entry(one: dict[str, Any]) -> Any:
+    exact = base64.b64decode(one["path_b64"]) if one.get("path_b64") else str(one.get("path", "")).encode()
+    modified, size = one.get("mtime"), one.get("size")
+    return pb.FileEntry(
+        path=clean(one.get("path", "")),
+        path_bytes=exact,
+        modified=_int64(modified),
+        size=_int64(size),
+        type=clean(one.get("type", "")),
+    )
+
+
+def _int64(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and abs(value) < 2**62 else 0
+
+
+def _event(one: dict[str, Any]) -> dict[str, Any]:
+    """An event with K8E's short names beside ours."""
+    return {"t": int(one.get("at") or 0), "ev": one.get("kind"), "sid": f"sess-{one.get('sandbox_id')}", **one}

@@ -1,0 +1,1 @@
+"""`SandboxClient`, K8E's client for Python."""

@@ -1,0 +1,1 @@
+"""atoll's own HTTP interface."""

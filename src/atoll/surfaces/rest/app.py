@@ -1,0 +1,114 @@
+"""The REST interface as an ASGI app: every module of routes, and how a request finds its own."""
+
+from typing import Any
+
+from atoll import errors
+from atoll.core import Core
+from atoll.core.access.audited_verbs import SOURCE
+from atoll.core.access.principals import Principal
+from atoll.core.access.terminal_presence import PEER_PID
+from atoll.server import tunnel
+from atoll.server.error_boundary import guarded
+from atoll.server.request import Exchange, Receive, Scope, Send, unquote
+from atoll.surfaces.agentkernel.http import routes as agentkernel_routes
+from atoll.surfaces.iii import routes as function_routes
+from atoll.surfaces.mcp import routes as mcp_routes
+from atoll.surfaces.rest import (
+    approvals as rest_approvals,
+)
+from atoll.surfaces.rest import (
+    audit as rest_audit,
+)
+from atoll.surfaces.rest import (
+    commands as rest_commands,
+)
+from atoll.surfaces.rest import (
+    daemon as rest_daemon,
+)
+from atoll.surfaces.rest import (
+    files as rest_files,
+)
+from atoll.surfaces.rest import (
+    history as rest_history,
+)
+from atoll.surfaces.rest import (
+    images as rest_images,
+)
+from atoll.surfaces.rest import (
+    keys as rest_keys,
+)
+from atoll.surfaces.rest import (
+    network as rest_network,
+)
+from atoll.surfaces.rest import (
+    sandboxes as rest_sandboxes,
+)
+from atoll.surfaces.rest import (
+    workspaces as rest_workspaces,
+)
+from atoll.surfaces.rest.routes import PATHS, ROUTES, Handler, Host, Rest
+
+__all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
+
+MODULES = (
+    rest_approvals, rest_audit, rest_commands, rest_daemon, rest_files, rest_history, rest_images, rest_keys, rest_network,
+    rest_sandboxes, rest_workspaces, agentkernel_routes, function_routes, mcp_routes,
+)  # fmt: skip
+NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
+
+
+class RestApp:
+    """Who calls is in `scope["state"]["principal"]`, put there by the listener."""
+
+    def __init__(self, core: Core, host: Host) -> None:
+        self.rest = Rest(core, host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts = [unquote(part) for part in scope["raw_path"][1:].split(b"/")]
+        who = scope["state"].get("principal")
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send, who, parts)
+            return
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send, who, parts)
+        PEER_PID.set(scope["state"].get("pid", 0))
+        if not SOURCE.get():  # a door before this one may have said more
+            SOURCE.set("http unix" if scope["client"] is None else f"http {scope['client'][0]}")
+        await guarded(exchange, self._serve(exchange), Exchange.fail)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        if not isinstance(exchange.who, Principal):
+            raise errors.Unauthenticated("who is calling is not known")
+        await self._find(exchange.scope["method"], exchange.parts)(self.rest, exchange)
+
+    def _find(self, method: str, parts: list[str]) -> Handler:
+        pattern = list(parts)
+        if len(parts) > 2 and parts[1] in NAMED:
+            pattern[2] = "*"
+            if len(parts) > 4 and parts[3] in ("commands", "ports", "exposures"):
+                pattern[4] = "*"
+        name = "/".join(pattern)
+        found = ROUTES.get((method, name))
+        if found is None:
+            others = sorted(m for m, p in ROUTES if p == name)
+            if others:
+                raise errors.Unsupported(f"{method} is not possible here", hint="possible: " + ", ".join(others))
+            if method == "POST" and parts[0] == "functions" and len(parts) == 2:
+                return function_routes.unknown
+            raise errors.NotFound("no such route", hint="see /v1/openapi.json")
+        return found.handler
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send, who: Any, parts: list[str]) -> None:
+        if not isinstance(who, Principal):
+            await tunnel.refuse(errors.Unauthenticated("who is calling is not known"), send)
+            return
+        if parts == ["v1", "mcp"]:
+            from atoll.surfaces.mcp import stdio  # a daemon starts sooner without it
+
+            await stdio.serve(self.rest.core, who, receive, send)
+            return
+        if len(parts) != 5 or parts[:2] != ["v1", "sandboxes"] or parts[3] != "ports":
+            await tunnel.refuse(errors.NotFound("no such route"), send)
+            return
+        await tunnel.serve(self.rest.core.ports, who, parts[2], parts[4], receive, send)

@@ -1,0 +1,65 @@
+"""REST routes for the daemon itself. Imported for its entries in the table of `rest`."""
+
+import os
+import time
+
+import atoll
+from atoll import config, model
+from atoll.core.access.credentials import require
+from atoll.server.request import Exchange
+from atoll.surfaces.rest.routes import Rest, route
+
+
+@route("GET", "/v1/health", "Whether the daemon is well, and which one it is")
+async def health(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer(
+        {
+            "ok": True,
+            "version": atoll.__version__,
+            "pid": os.getpid(),
+            "uptime_s": round(time.time() - rest.host.started_at, 3),
+            "sandboxes": rest.core.store.count_live(),
+            "home": str(rest.core.home),
+            "pool": rest.core.sandboxes.boxes.warmth(),
+        }
+    )
+
+
+@route("GET", "/v1/openapi.json", "This document")
+async def openapi(rest: Rest, exchange: Exchange) -> None:
+    from atoll.surfaces.rest.openapi import document
+
+    await exchange.answer(document())
+
+
+@route("GET", "/v1/runtimes", "Which runtimes work on this machine, and why others do not")
+async def runtimes(rest: Rest, exchange: Exchange) -> None:
+    await exchange.answer({"runtimes": await rest.core.backend.runtimes()})
+
+
+@route("GET", "/v1/config", "Every setting with its present value")
+async def settings(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")  # environments of the operator's, and addresses of the company's
+    await exchange.answer(config.show(rest.core.config))
+
+
+@route("GET", "/v1/accounts", "What each sandbox, owner and stranger holds of memory, threads, connections and space")
+async def accounts(rest: Rest, exchange: Exchange) -> None:
+    require(exchange.who, "admin")
+    await exchange.answer({"accounts": rest.core.accounts.snapshot()})
+
+
+@route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop)
+async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
+    request = await exchange.json(model.Stop)
+    await exchange.answer({"stopping": True, "sandboxes": await rest.host.stop(request.force)})
+
+
+@route("POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do, and warm sandboxes", model.Pin)
+async def pin(rest: Rest, exchange: Exchange) -> None:
+    request, boxes = await exchange.json(model.Pin), rest.core.sandboxes.boxes
+    rest.host.pin()
+    rest.core.sandboxes.keep_warm()
+    if request.mode is not None:
+        await boxes.prewarm(request.mode)
+    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": boxes.warmth()})

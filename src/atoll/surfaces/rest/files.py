@@ -1,0 +1,111 @@
+"""REST routes for files. Imported for its entries in the table of `rest`."""
+
+import msgspec
+
+from atoll import errors, model
+from atoll.server import frames
+from atoll.server.request import Exchange, flag, mode, whole
+from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+
+
+@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit"))
+async def read(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("path", "offset", "limit")
+    offset, limit = whole(query, "offset"), whole(query, "limit")
+
+    async def work() -> None:
+        async with rest.core.files.read(exchange.who, exchange.ref, _path(query), offset, limit) as (stat, data):
+            plain = {key: value for key, value in stat.items() if isinstance(value, int | float) or key == "type"}
+            headers = [(b"content-type", b"application/octet-stream"), (b"x-atoll-stat", msgspec.json.encode(plain))]
+            await exchange.start(200, headers)
+            async for piece in data:
+                await exchange.write(piece)
+        await exchange.end()
+
+    await exchange.while_connected(work())
+
+
+@route(
+    "PUT",
+    f"{SANDBOX}/files",
+    "Write a file from the raw body",
+    query=("path", "mode", "append", "offset", "parents", "create"),
+)
+async def write(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("path", "mode", "append", "offset", "parents", "create")
+    create = query.get("create") or None
+    if create not in (None, "any", "new", "existing"):
+        raise errors.InvalidArgument("create must be any, new or existing")
+    answer = await rest.core.files.write(
+        exchange.who,
+        exchange.ref,
+        _path(query),
+        exchange.chunks(),
+        mode=mode(query),
+        append=flag(query, "append") or None,
+        offset=whole(query, "offset"),
+        parents=flag(query, "parents") or None,
+        create=create,
+    )
+    await exchange.answer(answer)
+
+
+def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
+    @route("POST", f"{SANDBOX}/files/{verb}", does, kind)
+    async def operate(rest: Rest, exchange: Exchange) -> None:
+        request = await exchange.json(kind)
+        files = rest.core.files
+        if verb == "list":
+            work = files.list(exchange.who, exchange.ref, request)
+        elif verb == "grep":
+            work = files.grep(exchange.who, exchange.ref, request)
+        else:
+            work = files.ask(exchange.who, exchange.ref, verb, request)
+        await exchange.answer(await exchange.while_connected(work))
+
+
+_file_operation("list", model.ListFiles, "List a directory")
+_file_operation("stat", model.StatFile, "What is known of a path")
+_file_operation("mkdir", model.MakeDirectory, "Make a directory")
+_file_operation("remove", model.RemoveFile, "Remove a file or a tree")
+_file_operation("move", model.MoveFile, "Move or rename")
+_file_operation("copy", model.CopyFile, "Copy a file or a tree")
+_file_operation("chmod", model.ChangeMode, "Change mode or owner")
+_file_operation("symlink", model.MakeLink, "Make a symbolic link")
+_file_operation("grep", model.Grep, "Search file contents")
+_file_operation("sed", model.Sed, "Replace in files")
+_file_operation("du", model.PathOnly, "Disk use of a tree")
+
+
+@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip"))
+async def tar_out(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("path", "gzip")
+
+    async def work() -> None:
+        async with rest.core.files.tar_out(exchange.who, exchange.ref, _path(query), flag(query, "gzip")) as data:
+            first = await anext(data, b"")
+            await exchange.start(200, [(b"content-type", b"application/x-tar")])
+            if first:
+                await exchange.write(first)
+            async for piece in data:
+                await exchange.write(piece)
+        await exchange.end()
+
+    await exchange.while_connected(work())
+
+
+@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path",))
+async def tar_in(rest: Rest, exchange: Exchange) -> None:
+    path = _path(exchange.query("path"))
+    await exchange.answer(await rest.core.files.tar_in(exchange.who, exchange.ref, path, exchange.chunks()))
+
+
+@route("GET", f"{SANDBOX}/watch", "Changes below a path as a frame stream", query=("path", "recursive"))
+async def watch(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("path", "recursive")
+    recursive = flag(query, "recursive", True)
+    await frames.send(exchange, rest.core.files.watch(exchange.who, exchange.ref, _path(query), recursive))
+
+
+def _path(query: dict[str, str]) -> str:
+    return query.get("path") or ""
