@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import atoll
-from atoll.cli import find, main
+from atoll.cli import find, handler_of, main
 from atoll.cli.grammar import UsageError, parse
 from atoll.cli.help import FIRST
 from atoll.cli.output import safe, safe_bytes
@@ -91,9 +91,7 @@ def test_every_verb_has_help_and_a_function(verb: object, capfd: pytest.CaptureF
     shown = capfd.readouterr().out
     for flag in verb.flags:
         assert f"--{flag.name}" in shown
-    module, _, function = verb.handler.partition(":")
-    found = __import__(f"atoll.cli.{module}", fromlist=[function])
-    assert callable(getattr(found, function))
+    assert callable(handler_of(verb))
 
 
 def test_help_shows_what_is_used_first_and_all_of_it_when_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from .verbs import ALIASES, BY_NAME, GROUPS, SHARED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from .grammar import Arguments
 
@@ -66,15 +66,16 @@ def _dispatch(words: list[str]) -> int:
 
         describe(verb)
         return 0
-    return _call(verb, arguments)
+    return handler_of(verb)(arguments)
 
 
-def _call(verb: Verb, arguments: Arguments) -> int:
+def handler_of(verb: Verb) -> Callable[[Arguments], int]:
+    """Import the function that a verb names: `module:function`, below atoll.cli or by its full name."""
     module, _, function = verb.handler.partition(":")
     name = module if module.startswith("atoll.") else f"{__name__}.{module}"
     __import__(name)
-    code: int = getattr(sys.modules[name], function)(arguments)
-    return code
+    found: Callable[[Arguments], int] = getattr(sys.modules[name], function)
+    return found
 
 
 def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
