@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from image_lab import Member, make_tar
 
 from atoll.errors import ImageError
-from atoll.images.tar import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Entry, TarReader
+from atoll.images.layers.tar import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Entry, TarReader
 
 KINDS = {
     tarfile.REGTYPE: REGULAR,
