@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::oci::{Mount, Oci};
 use crate::{mounts, sys};
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const STEP: &str = "tree";
@@ -87,12 +87,17 @@ pub fn cover(config: &Oci) -> Result<()> {
             mounts::make_read_only(&path)?;
         }
     }
+    let mut empty: Option<CString> = None; // one empty file system covers every directory: a bind costs less than a mount
     for path in &config.masked {
         let path = sys::c(path)?;
-        match sys::file_kind(&path)? {
-            None => {}
-            Some(libc::S_IFDIR) => mounts::mount_plain(c"tmpfs", &path, c"tmpfs", libc::MS_RDONLY, c"")?,
-            Some(_) => mounts::bind_from(c"/dev/null", &path)?,
+        match (sys::file_kind(&path)?, &empty) {
+            (None, _) => {}
+            (Some(libc::S_IFDIR), Some(first)) => mounts::bind_from(first, &path)?,
+            (Some(libc::S_IFDIR), None) => {
+                mounts::mount_plain(c"tmpfs", &path, c"tmpfs", libc::MS_RDONLY, c"")?;
+                empty = Some(path);
+            }
+            (Some(_), _) => mounts::bind_from(c"/dev/null", &path)?,
         }
     }
     Ok(())

@@ -5,7 +5,9 @@ launcher has checked to be plain directories.
 """
 
 import json
+import os
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from atoll.backends.local.kernel import seccomp
@@ -28,25 +30,34 @@ CAPABILITIES = (
     "CAP_SETUID",
 )
 MASKED = (
-    *(
-        "/proc/acpi",
-        "/proc/asound",
-        "/proc/config.gz",
-        "/proc/kallsyms",
-        "/proc/kcore",
-        "/proc/keys",
-        "/proc/key-users",
-        "/proc/kmsg",
-    ),
-    *(
-        "/proc/latency_stats",
-        "/proc/sched_debug",
-        "/proc/scsi",
-        "/proc/timer_list",
-        "/proc/timer_stats",
-        "/proc/vmallocinfo",
-    ),
-    *("/sys/devices/virtual/powercap", "/sys/firmware", "/sys/fs/cgroup", "/sys/kernel", "/sys/module"),
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/config.gz",
+    "/proc/diskstats",  # the transfers of every sandbox's disk
+    "/proc/kallsyms",
+    "/proc/kcore",
+    "/proc/key-users",
+    "/proc/keys",
+    "/proc/kmsg",
+    "/proc/latency_stats",
+    "/proc/partitions",
+    "/proc/pressure",  # of the whole machine, and anybody could set triggers on it
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/vmallocinfo",
+    "/sys/block",  # a loop device names the file behind it: the home and the id of a neighbour
+    "/sys/class/bdi",
+    "/sys/class/block",
+    "/sys/dev/block",
+    "/sys/devices/virtual/bdi",
+    "/sys/devices/virtual/block",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    "/sys/fs",
+    "/sys/kernel",
+    "/sys/module",
 )
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
@@ -101,12 +112,24 @@ def configuration(
         ],
         **({} if cgroup is None else {"cgroupsPath": cgroup}),
         "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-        "maskedPaths": list(MASKED),
+        "maskedPaths": [*MASKED, *hardware_with_disks()],
         "readonlyPaths": list(READ_ONLY),
         "seccomp": seccomp.profile(filter),
     }
     mounts = [*_MOUNTS, _TMP] if read_only_root else _MOUNTS
     return _document(root, hostname, no_capabilities, mounts, linux)
+
+
+@cache
+def hardware_with_disks(top: str = "/sys") -> tuple[str, ...]:
+    """The trees of devices with a disk in them, such as a PCI bus: a disk's counters stand there too."""
+    block, devices = os.path.join(top, "block"), os.path.join(top, "devices")
+    try:
+        disks = [os.path.realpath(os.path.join(block, name)) for name in os.listdir(block)]
+    except OSError:
+        return ()
+    trees = {os.path.relpath(disk, devices).split("/")[0] for disk in disks if disk.startswith(devices + "/")}
+    return tuple(os.path.join(devices, tree) for tree in sorted(trees - {"virtual", "system"}))
 
 
 def inside_configuration(
