@@ -20,6 +20,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
+from atoll import accounts
 from atoll.core.access.audited_verbs import SOURCE
 from atoll.core.access.credentials import Doorkeeper, KeyHolder, bearer_of, require
 from atoll.core.access.principals import Principal
@@ -32,6 +33,7 @@ from .readers import Reader
 from .status import message_of, status_of, trailers_of
 
 RECHECK_SECONDS = 5.0
+LARGE = 64 * 1024  # bytes of a message from which on it is charged to its sender
 _log = logging.getLogger(__name__)
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-tenant` says; a label, never a right
@@ -70,27 +72,35 @@ class Calls:
         parse = _parser(GetMessageClass(method.input_type))
         streaming = (method.client_streaming, method.server_streaming)
 
-        async def unary(request: Any, context: grpc.aio.ServicerContext) -> bytes:
+        async def unary(requests: Any, context: grpc.aio.ServicerContext) -> bytes:
             async with self._guarded(context, method.full_name, kind, scope) as who:
-                answer: Message = await function(who, parse(request))
+                data = await _only(context)
+                with self._held(who, data):
+                    answer: Message = await function(who, parse(data))
                 return Reader(self._doors, context).take_last(_pack(answer))
             raise AssertionError("unreachable")
 
-        async def stream(request: Any, context: grpc.aio.ServicerContext) -> None:
+        async def stream(requests: Any, context: grpc.aio.ServicerContext) -> None:
             async with self._guarded(context, method.full_name, kind, scope) as who:
-                asked = _each(request, parse) if streaming[0] else parse(request)
+                asked = _each(requests, parse) if streaming[0] else parse(await _only(context))
                 reader = Reader(self._doors, context)
                 async with contextlib.aclosing(function(who, asked)) as answers:
                     async for answer in answers:
                         await reader.take(_pack(answer))
 
+        # gRPC reads a message before it calls a handler for single messages, and one for streams at once. So even a single
+        # message is a stream here, of one: it is read when its sender is known.
         if streaming == (False, False):
-            return grpc.unary_unary_rpc_method_handler(unary)
-        if streaming == (False, True):
-            return grpc.unary_stream_rpc_method_handler(stream)
-        if streaming == (True, True):
+            return grpc.stream_unary_rpc_method_handler(unary)
+        if streaming[1]:
             return grpc.stream_stream_rpc_method_handler(stream)
         raise TypeError(f"{method.full_name}: client streaming without server streaming is not used here")
+
+    def _held(self, who: Principal, data: bytes) -> contextlib.AbstractContextManager[object]:
+        """The account of a large message for as long as it is worked on."""
+        if len(data) < LARGE:
+            return contextlib.nullcontext()
+        return self._doors.books.lease(accounts.MEMORY, len(data), accounts.owner(who.owner))
 
     @contextlib.asynccontextmanager
     async def _guarded(
@@ -105,6 +115,7 @@ class Calls:
                 raise Unauthenticated("this connection is not known")
             said = _said(context.invocation_metadata())
             who = self._keeper.identify(peer, bearer_of(said.get("authorization")))
+            self._doors.admit(context.peer(), who)
             if kind is not None:
                 self._keeper.admit(who, kind)
             if scope:
@@ -117,6 +128,8 @@ class Calls:
             yield who
         except AtollError as error:
             outcome = error.code
+            if who is None:
+                self._doors.refuse(context.peer())
             await context.abort(status_of(error), message_of(error), trailers_of(error))
         except asyncio.CancelledError:
             if watch is None or watch.refusal is None:
@@ -190,6 +203,14 @@ def _parser(cls: type[Message]) -> Callable[[bytes], Message]:
             raise InvalidArgument(f"not a valid {cls.DESCRIPTOR.full_name}: text must be UTF-8") from bad
 
     return parse
+
+
+async def _only(context: grpc.aio.ServicerContext) -> bytes:
+    """The one message of a call that has one."""
+    data: Any = await context.read()
+    if data is grpc.aio.EOF:
+        raise InvalidArgument("the call ended before its message")
+    return bytes(data)
 
 
 async def _each(requests: AsyncIterator[bytes], parse: Callable[[bytes], Message]) -> AsyncIterator[Message]:

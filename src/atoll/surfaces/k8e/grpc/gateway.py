@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from atoll.accounts import Accounts
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
 from atoll.errors import InvalidArgument
@@ -48,7 +49,14 @@ Starter = Callable[[Doors, Doorkeeper, "Authority"], Awaitable[Any]]
 class Gateway:
     """The listeners, and the server behind them once it is needed. `port` is the TCP port, 0 without one."""
 
-    def __init__(self, home: Path, keeper: Doorkeeper, authority: Authority | None, starter: Starter) -> None:
+    def __init__(
+        self,
+        home: Path,
+        keeper: Doorkeeper,
+        authority: Authority | None,
+        starter: Starter,
+        books: Accounts | None = None,
+    ) -> None:
         self.home = home
         self.port = 0
         self.keeper = keeper
@@ -59,7 +67,7 @@ class Gateway:
         self._starting = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._directory = Path(tempfile.mkdtemp(prefix="grpc-", dir=_short_directory(home)))
-        self.doors = Doors(self._directory / "s", self._ensure)
+        self.doors = Doors(self._directory / "s", self._ensure, keeper.identify, books)
 
     @property
     def socket(self) -> Path:
@@ -133,7 +141,7 @@ async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str
         server = await asyncio.to_thread(_load_server)
         return await server.start(doors, server.services(core, app, keeper, authority), keeper)
 
-    gateway = Gateway(core.home, Doorkeeper(core.keys, authority), authority, starter)
+    gateway = Gateway(core.home, Doorkeeper(core.keys, authority), authority, starter, core.accounts)
     try:
         if addresses:
             await gateway.open_tcp(addresses)

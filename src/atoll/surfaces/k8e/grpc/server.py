@@ -26,7 +26,11 @@ MAX_MESSAGE = 64 * 1024 * 1024
 OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
-    ("grpc.max_concurrent_streams", 1024),
+    ("grpc.max_concurrent_streams", 256),
+    ("grpc.http2.bdp_probe", 0),  # else what is not read yet may grow to megabytes a stream
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: a small message stays small
+    ("grpc.max_metadata_size", 16 * 1024),
+    ("grpc.absolute_max_metadata_size", 32 * 1024),
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
