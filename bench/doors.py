@@ -4,7 +4,7 @@ import json
 import subprocess
 from typing import IO, Any
 
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.client.calls import post
 from bench import programs
 from bench.lab import ATOLL, Lab

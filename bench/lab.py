@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from atoll import Sandbox
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.client.calls import get, post
 from bench import registry
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
-    from .client.async_sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client._async.sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client._sync.sandbox import Command, Pty, Sandbox
     from .client.results import CommandInfo, Event, ExecResult, FileInfo, Output, ProcessInfo, SandboxInfo, Started
-    from .client.sandbox import Command, Pty, Sandbox
     from .errors import AtollError
-    from .surfaces.k8e.sdk.async_client import AsyncSandboxClient, async_sandbox_session
-    from .surfaces.k8e.sdk.client import SandboxClient, sandbox_session
+    from .surfaces.k8e.sdk._async.client import AsyncSandboxClient, async_sandbox_session
+    from .surfaces.k8e.sdk._sync.client import SandboxClient, sandbox_session
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Sandbox": ".client.sandbox",
-    "Command": ".client.sandbox",
-    "Pty": ".client.sandbox",
-    "AsyncSandbox": ".client.async_sandbox",
-    "AsyncCommand": ".client.async_sandbox",
-    "AsyncPty": ".client.async_sandbox",
+    "Sandbox": ".client._sync.sandbox",
+    "Command": ".client._sync.sandbox",
+    "Pty": ".client._sync.sandbox",
+    "AsyncSandbox": ".client._async.sandbox",
+    "AsyncCommand": ".client._async.sandbox",
+    "AsyncPty": ".client._async.sandbox",
     "CommandInfo": ".client.results",
     "Event": ".client.results",
     "ExecResult": ".client.results",
@@ -33,10 +33,10 @@ _HOMES = {
     "ProcessInfo": ".client.results",
     "SandboxInfo": ".client.results",
     "Started": ".client.results",
-    "SandboxClient": ".surfaces.k8e.sdk.client",
-    "sandbox_session": ".surfaces.k8e.sdk.client",
-    "AsyncSandboxClient": ".surfaces.k8e.sdk.async_client",
-    "async_sandbox_session": ".surfaces.k8e.sdk.async_client",
+    "SandboxClient": ".surfaces.k8e.sdk._sync.client",
+    "sandbox_session": ".surfaces.k8e.sdk._sync.client",
+    "AsyncSandboxClient": ".surfaces.k8e.sdk._async.client",
+    "async_sandbox_session": ".surfaces.k8e.sdk._async.client",
     "AtollError": ".errors",
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.client.calls import get
 
 from .conftest import Cli, until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.grammar import Arguments
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.surfaces.agentkernel.cli.policy import choose_image
 from atoll.surfaces.agentkernel.cli.project import find
 

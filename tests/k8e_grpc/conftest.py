@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from atoll.client import calls
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.core.access.keys import Keys, NewKey
 from atoll.errors import AtollError
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb

@@ -7,8 +7,8 @@ import pytest
 
 from atoll import errors
 from atoll.client import calls
-from atoll.client.blocking import Link
-from atoll.client.remote import RemoteLink
+from atoll.client._sync.driver import Link
+from atoll.client._sync.remote import RemoteLink
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from sandbox_lab import RUNTIMES
 
 from atoll.client import calls
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 
 from .test_rpcs import code, gone, poll, refusal
 

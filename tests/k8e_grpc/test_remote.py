@@ -10,10 +10,10 @@ import uvloop
 
 from atoll import errors
 from atoll.client import calls
-from atoll.client.async_sandbox import AsyncSandbox
-from atoll.client.remote import RemoteLink
+from atoll.client._async.sandbox import AsyncSandbox
+from atoll.client._sync.remote import RemoteLink
+from atoll.client._sync.sandbox import Sandbox
 from atoll.client.results import Output, Started
-from atoll.client.sandbox import Sandbox
 from atoll.proto.atoll.v1 import atoll_pb2 as pb
 from atoll.proto.atoll.v1 import atoll_pb2_grpc
 

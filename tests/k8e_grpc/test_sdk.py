@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from atoll import errors
-from atoll.surfaces.k8e.sdk.async_client import AsyncSandboxClient, async_sandbox_session
+from atoll.surfaces.k8e.sdk._async.client import AsyncSandboxClient, async_sandbox_session
+from atoll.surfaces.k8e.sdk._sync.client import ExecResult, SandboxClient, sandbox_session
 from atoll.surfaces.k8e.sdk.channel import find_route, parse_endpoint
-from atoll.surfaces.k8e.sdk.client import ExecResult, SandboxClient, sandbox_session
 
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
 

@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from atoll.client import calls
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 
 from .test_rpcs import code
 

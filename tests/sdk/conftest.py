@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.client import async_files, async_sandbox, async_tunnel
+from atoll.client._async import files as async_files
+from atoll.client._async import sandbox as async_sandbox
+from atoll.client._async import tunnel as async_tunnel
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 FACES = (async_sandbox.AsyncSandbox, async_sandbox.AsyncCommand, async_sandbox.AsyncPty, async_files.AsyncFiles,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from atoll.client import calls
-from atoll.client.aio import AsyncLink
-from atoll.client.blocking import Link
+from atoll.client._async.driver import AsyncLink
+from atoll.client._sync.driver import Link
 from atoll.client.calls import Call
 from atoll.errors import AtollError, DaemonUnreachable, InvalidArgument, OutcomeUnknown, TooLarge, Unavailable
 

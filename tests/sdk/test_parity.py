@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 
 import atoll
-from atoll.client import async_files, async_sandbox, async_tunnel, files, sandbox, tunnel
+from atoll.client._async import files as async_files
+from atoll.client._async import sandbox as async_sandbox
+from atoll.client._async import tunnel as async_tunnel
+from atoll.client._sync import files, sandbox, tunnel
 
 PAIRS = [
     (sandbox.Sandbox, async_sandbox.AsyncSandbox),

@@ -12,7 +12,7 @@ from .session import open_link, reference, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 

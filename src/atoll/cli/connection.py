@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 MAX_FILE = 1024 * 1024
@@ -60,7 +60,7 @@ def choose(arguments: Arguments) -> Choice:
 
 def open_chosen(arguments: Arguments, start: bool) -> Link:
     """The link a command line asks for."""
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
 
     if arguments.verb.split(" ")[0] in LOCAL_ONLY:
         endpoint = arguments.values.get("endpoint") or ""
@@ -76,7 +76,7 @@ def open_chosen(arguments: Arguments, start: bool) -> Link:
 
 
 def open_unix(endpoint: str) -> Link:
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
 
     path = endpoint.removeprefix("unix:")
     return Link(path="/" + path.lstrip("/") if path.startswith("/") else path, start=False)

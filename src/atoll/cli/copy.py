@@ -17,7 +17,7 @@ from .session import open_link, reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 PIECE = 262_144

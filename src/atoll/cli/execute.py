@@ -6,7 +6,7 @@ import os
 from _thread import start_new_thread  # `threading` costs four milliseconds to import, and this is a hot path
 
 from ..client import calls
-from ..client.blocking import Link
+from ..client._sync.driver import Link
 from ..client.results import ExecResult, Output, Started
 from ..errors import AtollError
 from .output import OWN_FAILURE, TIMED_OUT, safe_bytes, say, tell, write

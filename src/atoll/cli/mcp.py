@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import sys
 
+from ..client._sync.tunnel import Tunnel, upgrade
 from ..client.calls import Call
 from ..client.codec import dumps, loads
 from ..client.http import FRAMES
-from ..client.tunnel import Tunnel, upgrade
 from ..errors import AtollError, InvalidArgument
 from ..surfaces.agentkernel.cli.words import called_agentkernel
 from ..surfaces.mcp import hello
@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, BinaryIO
 
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 MARKS = (

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 NOTED = 5  # refusals told after one command

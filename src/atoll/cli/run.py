@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 MAX_CODE = 64 * 1024 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from ..client.blocking import Link
+from ..client._sync.driver import Link
 from ..client.spawn import home_directory
 from ..errors import InvalidArgument, NotFound
 from .output import say

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-    from ..client.blocking import Link
+    from ..client._sync.driver import Link
     from ..surfaces.agentkernel.cli.recording import Recorder
     from .grammar import Arguments
 

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, cast
 from ..errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from .aio import AsyncLink
-    from .blocking import Link
+    from ._async.driver import AsyncLink
+    from ._sync.driver import Link
 
 
 def open_link(home: str | None, endpoint: str | None, api_key: str | None) -> Link:
     _check(home, endpoint, api_key)
     if endpoint is None:
-        from .blocking import Link
+        from ._sync.driver import Link
 
         return Link(home)
-    from .remote import RemoteLink
+    from ._sync.remote import RemoteLink
 
     return cast("Link", RemoteLink(endpoint, api_key=api_key))
 
@@ -28,10 +28,10 @@ def open_link(home: str | None, endpoint: str | None, api_key: str | None) -> Li
 def open_async_link(home: str | None, endpoint: str | None, api_key: str | None) -> AsyncLink:
     _check(home, endpoint, api_key)
     if endpoint is None:
-        from .aio import AsyncLink
+        from ._async.driver import AsyncLink
 
         return AsyncLink(home)
-    from .remote_async import AsyncRemoteLink
+    from ._async.remote import AsyncRemoteLink
 
     return cast("AsyncLink", AsyncRemoteLink(endpoint, api_key=api_key))
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from atoll import errors
-from atoll.client.aio import AsyncExchange, AsyncLink
+from atoll.client._async.driver import AsyncExchange, AsyncLink
 from atoll.client.calls import Call
 from atoll.client.http import FRAMES, with_query
 from atoll.surfaces.iii.failure import Failure

@@ -10,7 +10,7 @@ from atoll.cli.grammar import UsageError
 from atoll.cli.output import OWN_FAILURE, say, tell, write
 from atoll.cli.session import open_link
 from atoll.client import calls
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 from atoll.client.results import ExecResult, Output
 from atoll.errors import AtollError, InvalidArgument, NotFound
 

@@ -10,8 +10,8 @@ import threading
 
 from atoll.cli.execute import beside
 from atoll.cli.output import say
-from atoll.client.blocking import Link
-from atoll.client.tunnel import Tunnel, open_tunnel
+from atoll.client._sync.driver import Link
+from atoll.client._sync.tunnel import Tunnel, open_tunnel
 from atoll.errors import AtollError, InvalidArgument, Unavailable, Unsupported
 
 PIECE = 65_536

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from atoll.cli.grammar import Arguments
-    from atoll.client.blocking import Link
+    from atoll.client._sync.driver import Link
 
 
 def take(arguments: Arguments) -> int:

@@ -1,65 +1,66 @@
-"""`AsyncSandbox.forward`: a TCP connection to a port inside, carried as WebSocket messages."""
+"""`Sandbox.forward`: a TCP connection to a port inside, carried as WebSocket messages."""
 
-import asyncio
-import socket
+from _socket import socket as Socket
 from collections import deque
 from typing import Self, cast
 
-from ..errors import InvalidArgument, Unavailable
-from . import websocket
-from .aio import PIECE, AsyncLink
-from .calls import Call, sandbox_path
-from .http import ProtocolError
+from atoll.errors import InvalidArgument, Unavailable
+
+from .. import websocket
+from ..calls import Call, sandbox_path
+from ..http import ProtocolError
+from .driver import PIECE, Link
 
 
-class AsyncTunnel:
+class Tunnel:
     """`send` bytes, `recv` bytes (empty at the end), `close`."""
 
-    def __init__(self, sock: socket.socket, rest: bytes) -> None:
-        self._sock: socket.socket | None = sock
+    def __init__(self, sock: Socket, rest: bytes) -> None:
+        self._sock: Socket | None = sock
         self._decoder = websocket.Decoder()
         self._ready: deque[bytes] = deque()
         self._ended = False
         self._first = rest
+        sock.settimeout(None)
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    async def send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         if data:
-            await self._write(websocket.BINARY, data)
+            self._write(websocket.BINARY, data)
 
-    async def send_eof(self) -> None:
+    def send_eof(self) -> None:
         """No more from this side; the other may still send."""
-        await self._write(websocket.BINARY, b"")
+        self._write(websocket.BINARY, b"")
 
-    async def recv(self) -> bytes:
+    def recv(self) -> bytes:
         """The next bytes; empty when the other end has closed."""
         if self._first:
-            await self._take(self._first)
+            self._take(self._first)
             self._first = b""
         while not self._ready and not self._ended:
             if self._sock is None:
                 return b""
             try:
-                data = await asyncio.get_running_loop().sock_recv(self._sock, PIECE)
+                data = self._sock.recv(PIECE)
             except OSError as failure:
                 raise Unavailable(f"the connection to the port was lost: {failure}") from None
             if data:
-                await self._take(data)
+                self._take(data)
             else:
                 self._ended = True
         return self._ready.popleft() if self._ready else b""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
 
-    async def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes) -> None:
         try:
             messages = self._decoder.feed(data)
         except ProtocolError as bad:
@@ -68,32 +69,37 @@ class AsyncTunnel:
             if opcode == websocket.BINARY and payload:
                 self._ready.append(payload)
             elif opcode == websocket.PING:
-                await self._write(websocket.PONG, payload)
+                self._write(websocket.PONG, payload)
             elif opcode == websocket.CLOSE:
                 self._ended = True
 
-    async def _write(self, opcode: int, data: bytes) -> None:
+    def _write(self, opcode: int, data: bytes) -> None:
         if self._sock is None:
             raise Unavailable("the connection to the port is closed")
         try:
-            await asyncio.get_running_loop().sock_sendall(self._sock, websocket.encode(opcode, data))
+            self._sock.sendall(websocket.encode(opcode, data))
         except OSError as failure:
             raise Unavailable(f"the connection to the port was lost: {failure}") from None
 
 
-async def open_tunnel(link: AsyncLink, ref: str, port: int) -> AsyncTunnel:
+def open_tunnel(link: Link, ref: str, port: int) -> Tunnel:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise InvalidArgument(f"{port!r} is not a port")
-    if not isinstance(link, AsyncLink):
-        return cast(AsyncTunnel, await link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
+    if not isinstance(link, Link):
+        return cast(Tunnel, link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
+    return upgrade(link, sandbox_path(ref, "ports", str(port)))
+
+
+def upgrade(link: Link, target: str) -> Tunnel:
+    """Ask the daemon to speak WebSocket on this connection from now on."""
     key, headers = websocket.handshake()
-    exchange = await link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
+    exchange = link.open(Call("GET", target, None, headers, repeatable=True))
     try:
-        await exchange.raise_for_status()
+        exchange.raise_for_status()
         websocket.check(key, exchange.head)
     except ProtocolError as bad:
         raise Unavailable(str(bad)) from None
     finally:
         if exchange.head.status != 101:
             exchange.close()
-    return AsyncTunnel(*exchange.detach())
+    return Tunnel(*exchange.detach())

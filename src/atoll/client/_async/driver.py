@@ -13,12 +13,12 @@ from collections.abc import AsyncIterable, AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from . import spawn
-from .http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
-from .outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
+from .. import spawn
+from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
+from ..outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from ..calls import Call
 
 PIECE = 262_144
 FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own

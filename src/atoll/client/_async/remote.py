@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ..errors import AtollError, Unavailable
-from ..proto.atoll.v1 import atoll_pb2 as pb
-from ..proto.atoll.v1 import atoll_pb2_grpc
-from ..surfaces.k8e.sdk.channel import find_route, ready
-from . import remote_wire as wire
-from .http import Head
-from .outcome import AsyncAnswered, json_answer, lost
+from atoll.errors import AtollError, Unavailable
+from atoll.proto.atoll.v1 import atoll_pb2 as pb
+from atoll.proto.atoll.v1 import atoll_pb2_grpc
+from atoll.surfaces.k8e.sdk.channel import find_route, ready
+
+from .. import remote_wire as wire
+from ..http import Head
+from ..outcome import AsyncAnswered, json_answer, lost
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from ..calls import Call
 
 
 class AsyncRemoteExchange(AsyncAnswered):

@@ -7,9 +7,9 @@ import builtins
 from collections.abc import Mapping, Sequence
 from typing import Any, Self, Unpack
 
-from . import calls
-from .blocking import Link
-from .options import CreateOptions, check_create
+from .. import calls
+from ..options import CreateOptions, check_create
+from .driver import Link
 
 Where = tuple[str | None, str | None, str | None]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import select
 
-from . import spawn
-from .http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
-from .outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
+from .. import spawn
+from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
+from ..outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from .calls import Call
+    from ..calls import Call
 
 PIECE = 262_144
 FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own

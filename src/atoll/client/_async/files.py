@@ -10,16 +10,17 @@ import tempfile
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from ..errors import NotFound
-from . import archive, calls
-from .aio import AsyncExchange
-from .results import Change, Event, FileInfo, Match, changes
+from atoll.errors import NotFound
+
+from .. import archive, calls
+from ..results import Change, Event, FileInfo, Match, changes
+from .driver import AsyncExchange
 
 WORKSPACE = "/workspace"
 
 if TYPE_CHECKING:
-    from .async_sandbox import AsyncSandbox
-    from .calls import Path
+    from ..calls import Path
+    from .sandbox import AsyncSandbox
 
 
 class AsyncFiles:

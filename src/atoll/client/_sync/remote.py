@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from ..errors import Unavailable
-from ..proto.atoll.v1 import atoll_pb2 as pb
-from ..proto.atoll.v1 import atoll_pb2_grpc
-from ..surfaces.k8e.sdk.channel import Route, find_route, ready
-from . import remote_wire as wire
-from .http import Head
-from .outcome import Answered, json_answer, lost
+from atoll.errors import Unavailable
+from atoll.proto.atoll.v1 import atoll_pb2 as pb
+from atoll.proto.atoll.v1 import atoll_pb2_grpc
+from atoll.surfaces.k8e.sdk.channel import Route, find_route, ready
+
+from .. import remote_wire as wire
+from ..http import Head
+from ..outcome import Answered, json_answer, lost
 
 if TYPE_CHECKING:
-    from .calls import Call
+    from ..calls import Call
 
 
 class RemoteExchange(Answered):

@@ -8,15 +8,16 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from ..errors import NotFound
-from . import archive, calls
-from .blocking import Exchange
-from .results import Change, Event, FileInfo, Match, changes
+from atoll.errors import NotFound
+
+from .. import archive, calls
+from ..results import Change, Event, FileInfo, Match, changes
+from .driver import Exchange
 
 WORKSPACE = "/workspace"
 
 if TYPE_CHECKING:
-    from .calls import Path
+    from ..calls import Path
     from .sandbox import Sandbox
 
 

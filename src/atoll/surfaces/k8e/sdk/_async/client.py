@@ -13,11 +13,11 @@ import grpc
 from atoll.errors import AtollError, FileNotFound, NotFound
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
+from atoll.surfaces.k8e.grpc.status import error_of
 
-from ..grpc.status import error_of
-from . import wire as wire
-from .channel import find_route, ready
-from .wire import Approval, ExecResult, FileEntry, Session
+from .. import wire as wire
+from ..channel import find_route, ready
+from ..wire import Approval, ExecResult, FileEntry, Session
 
 
 class AsyncSandboxClient:

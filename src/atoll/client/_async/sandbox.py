@@ -12,15 +12,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack
 
-from ..errors import FailedPrecondition, NotFound, SandboxGone
-from . import calls
-from .aio import AsyncExchange, AsyncLink
-from .async_files import AsyncFiles
-from .async_tunnel import AsyncTunnel, open_tunnel
-from .async_workspaces import AsyncWorkspaces
-from .links import open_async_link
-from .options import CreateOptions, StartOptions, check_create
-from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
+from atoll.errors import FailedPrecondition, NotFound, SandboxGone
+
+from .. import calls
+from ..links import open_async_link
+from ..options import CreateOptions, StartOptions, check_create
+from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
+from .driver import AsyncExchange, AsyncLink
+from .files import AsyncFiles
+from .tunnel import AsyncTunnel, open_tunnel
+from .workspaces import AsyncWorkspaces
 
 
 class AsyncSandbox(AsyncWorkspaces):

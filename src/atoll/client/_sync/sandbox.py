@@ -12,13 +12,14 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack
 
-from ..errors import FailedPrecondition, NotFound, SandboxGone
-from . import calls
-from .blocking import Exchange, Link
+from atoll.errors import FailedPrecondition, NotFound, SandboxGone
+
+from .. import calls
+from ..links import open_link
+from ..options import CreateOptions, StartOptions, check_create
+from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
+from .driver import Exchange, Link
 from .files import Files
-from .links import open_link
-from .options import CreateOptions, StartOptions, check_create
-from .results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .tunnel import Tunnel, open_tunnel
 from .workspaces import Workspaces
 

@@ -1,0 +1,1 @@
+"""The asyncio faces: the source that the blocking ones are generated from."""

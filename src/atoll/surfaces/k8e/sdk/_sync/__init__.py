@@ -1,0 +1,1 @@
+"""The blocking faces, generated from `_async`; the driver is written by hand."""
