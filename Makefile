@@ -52,6 +52,7 @@ $(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launch
 
 lint: setup ## ruff, mypy --strict, clippy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	@$(PY) scripts/unasync.py --check
 	@.venv/bin/mypy
 	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
 	@cd launcher && cargo clippy --quiet --all-targets --locked -- -D warnings

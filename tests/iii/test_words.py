@@ -7,11 +7,10 @@ import pytest
 
 from atoll import errors
 from atoll.egress import HOST_NAME as GW
-from atoll.surfaces.iii import FUNCTIONS, Failure
 from atoll.surfaces.iii import requests as r
 from atoll.surfaces.iii import settings as config
-from atoll.surfaces.iii.failure import CODES
-from atoll.surfaces.iii.table import schemas
+from atoll.surfaces.iii.failure import CODES, Failure
+from atoll.surfaces.iii.table import FUNCTIONS, schemas
 from atoll.surfaces.iii.words import command, point_at_gateway
 
 IDS = ["run", "create", "exec", "stop", "list", "catalog::list"] + [

@@ -9,16 +9,25 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterable, AsyncIterator
+import tempfile
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from .. import spawn
+from atoll.errors import FailedPrecondition
+
+from .. import archive, spawn
 from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
 from ..outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
 
 if TYPE_CHECKING:
     from ..calls import Call
+    from .sandbox import AsyncSandbox
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Lock = asyncio.Lock
+Socket = socket.socket
 
 PIECE = 262_144
 FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own
@@ -205,3 +214,56 @@ async def _receive(sock: socket.socket, parser: ResponseParser) -> None:
         parser.feed(data)
     else:
         parser.eof()
+
+
+# What the faces need and what differs between the two drivers
+
+
+def ask_id(sandbox: AsyncSandbox) -> str:
+    """Refuse: a property cannot wait for a create."""
+    raise FailedPrecondition("the sandbox has not been created yet", hint="async with, or await create()")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that blocks, without blocking the event loop."""
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+async def receive(sock: socket.socket) -> bytes:
+    """The next bytes of a socket; empty at its end."""
+    return await asyncio.get_running_loop().sock_recv(sock, PIECE)
+
+
+async def send(sock: socket.socket, data: bytes) -> None:
+    """Send all of it."""
+    await asyncio.get_running_loop().sock_sendall(sock, data)
+
+
+def without_deadline(sock: socket.socket) -> socket.socket:
+    """The socket as it is: its waits are the event loop's."""
+    return sock
+
+
+async def pieces_of(data: IO[bytes] | AsyncIterable[bytes] | Iterable[bytes]) -> AsyncIterator[bytes]:
+    """The content of a file or iterable, piece by piece; what blocks is read in a thread."""
+    if isinstance(data, AsyncIterable):
+        async for piece in data:
+            yield piece
+        return
+    pieces = archive.read_pieces(cast(IO[bytes], data)) if hasattr(data, "read") else iter(data)
+    while piece := await asyncio.to_thread(_next_piece, pieces):
+        yield piece
+
+
+def _next_piece(pieces: Iterator[bytes]) -> bytes:
+    """The next piece that is not empty; empty at the end."""
+    return next((piece for piece in pieces if piece), b"")
+
+
+async def save(exchange: AsyncExchange, consume: Callable[[Iterator[bytes]], T]) -> T:
+    """Give the body to a function that blocks: through a temporary file, in a thread."""
+    with tempfile.TemporaryFile() as spool:
+        while piece := await exchange.read():
+            await asyncio.to_thread(spool.write, piece)
+        spool.seek(0)
+        return await asyncio.to_thread(consume, archive.read_pieces(spool))

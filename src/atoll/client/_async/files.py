@@ -1,20 +1,18 @@
 """`AsyncSandbox.files`: the sandbox's file system. Relative paths start at /workspace; names keep their bytes.
 
-`files.py` is the same face for blocking callers; a test holds the two together.
+The blocking face is generated from this one (scripts/unasync.py).
 """
 
-import asyncio
 import builtins
 import os
-import tempfile
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
-from typing import IO, TYPE_CHECKING, Any, cast
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import NotFound
 
 from .. import archive, calls
 from ..results import Change, Event, FileInfo, Match, changes
-from .driver import AsyncExchange
+from .driver import AsyncExchange, in_thread, pieces_of, save
 
 WORKSPACE = "/workspace"
 
@@ -30,8 +28,7 @@ class AsyncFiles:
         self._sandbox = sandbox
 
     async def read(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> bytes:
-        pieces = [piece async for piece in self.read_stream(path, offset=offset, limit=limit)]
-        return b"".join(pieces)
+        return b"".join([piece async for piece in self.read_stream(path, offset=offset, limit=limit)])
 
     async def read_text(self, path: "Path", encoding: str = "utf-8", errors: str = "strict") -> str:
         return (await self.read(path)).decode(encoding, errors)
@@ -52,7 +49,7 @@ class AsyncFiles:
     async def write(
         self,
         path: "Path",
-        data: bytes | str | IO[bytes] | Iterable[bytes] | AsyncIterable[bytes],
+        data: bytes | str | IO[bytes] | AsyncIterable[bytes] | Iterable[bytes],
         *,
         mode: int | None = None,
         append: bool = False,
@@ -68,7 +65,7 @@ class AsyncFiles:
         call = calls.write_file(
             ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create
         )
-        exchange = await link.open(call, None if isinstance(data, (str, bytes, bytearray)) else _pieces(data))
+        exchange = await link.open(call, None if isinstance(data, (str, bytes, bytearray)) else pieces_of(data))
         return FileInfo((await exchange.json())["stat"])
 
     async def list(
@@ -182,14 +179,14 @@ class AsyncFiles:
     async def upload(self, local: "Path", remote: "Path") -> None:
         """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
         source = os.fsdecode(local)
-        if not await asyncio.to_thread(os.path.isdir, source):
-            mode = (await asyncio.to_thread(os.stat, source)).st_mode & 0o777
+        if not await in_thread(os.path.isdir, source):
+            mode = (await in_thread(os.stat, source)).st_mode & 0o777
             with open(source, "rb") as file:  # noqa: ASYNC230  (read in a thread)
                 await self.write(remote, file, mode=mode)
             return
         ref, link = await self._sandbox._target()
         await self.mkdir(remote, parents=True, exist_ok=True)
-        exchange = await link.open(calls.tar(ref, remote, upload=True), _pieces(archive.pack(source)))
+        exchange = await link.open(calls.tar(ref, remote, upload=True), pieces_of(archive.pack(source)))
         await exchange.json()
 
     async def download(self, remote: "Path", local: "Path") -> builtins.list[str]:
@@ -204,15 +201,11 @@ class AsyncFiles:
         exchange = await link.open(calls.tar(ref, remote, upload=False) if tree else calls.read_file(ref, remote))
         try:
             await exchange.raise_for_status()
-            with tempfile.TemporaryFile() as spool:
-                while piece := await exchange.read():
-                    await asyncio.to_thread(spool.write, piece)
-                spool.seek(0)
-                if not tree:
-                    await asyncio.to_thread(archive.write_local, target, archive.read_pieces(spool), found.mode)
-                    return []
-                await asyncio.to_thread(os.makedirs, target, exist_ok=True)
-                return (await asyncio.to_thread(archive.unpack, archive.read_pieces(spool), target)).refused
+            if not tree:
+                await save(exchange, lambda pieces: archive.write_local(target, pieces, found.mode))
+                return []
+            await in_thread(os.makedirs, target, exist_ok=True)
+            return (await save(exchange, lambda pieces: archive.unpack(pieces, target))).refused
         finally:
             exchange.close()
 
@@ -226,21 +219,6 @@ class AsyncFiles:
     async def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
         ref, link = await self._sandbox._target()
         return await link.call(calls.file_operation(ref, verb, fields, repeatable=repeatable))
-
-
-async def _pieces(data: IO[bytes] | Iterable[bytes] | AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    if isinstance(data, AsyncIterable):
-        async for piece in data:
-            yield piece
-        return
-    pieces = archive.read_pieces(cast(IO[bytes], data)) if hasattr(data, "read") else iter(data)
-    while piece := await asyncio.to_thread(_next, pieces):
-        yield piece
-
-
-def _next(pieces: Iterator[bytes]) -> bytes:
-    """The next piece that is not empty; empty at the end."""
-    return next((piece for piece in pieces if piece), b"")
 
 
 async def _changes(exchange: AsyncExchange) -> AsyncIterator[Change]:

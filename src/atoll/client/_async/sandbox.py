@@ -3,10 +3,9 @@
     async with AsyncSandbox() as sandbox:
         result = await sandbox.run("print('hello')")
 
-`sandbox.py` is the same face for blocking callers; a test holds the two together.
+The blocking face is generated from this one (scripts/unasync.py).
 """
 
-import asyncio
 import builtins
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from .. import calls
 from ..links import open_async_link
 from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
-from .driver import AsyncExchange, AsyncLink
+from .driver import AsyncExchange, AsyncLink, Lock, ask_id
 from .files import AsyncFiles
 from .tunnel import AsyncTunnel, open_tunnel
 from .workspaces import AsyncWorkspaces
@@ -41,7 +40,7 @@ class AsyncSandbox(AsyncWorkspaces):
         self._where = (home, endpoint, api_key)
         self._ref: str | None = None
         self._owned = True
-        self._creating = asyncio.Lock()
+        self._creating = Lock()
         self.files = AsyncFiles(self)
 
     @classmethod
@@ -99,10 +98,8 @@ class AsyncSandbox(AsyncWorkspaces):
 
     @property
     def id(self) -> str:
-        """The sandbox's id."""
-        if self._ref is None:
-            raise FailedPrecondition("the sandbox has not been created yet", hint="async with, or await create()")
-        return self._ref
+        """The sandbox's id. `Sandbox` creates the sandbox for it if need be; `AsyncSandbox` must have been created."""
+        return self._ref or ask_id(self)
 
     async def _target(self) -> tuple[str, AsyncLink]:
         if self._ref is None:

@@ -1,7 +1,5 @@
 """`AsyncSandbox.forward`: a TCP connection to a port inside, carried as WebSocket messages."""
 
-import asyncio
-import socket
 from collections import deque
 from typing import Self, cast
 
@@ -10,14 +8,14 @@ from atoll.errors import InvalidArgument, Unavailable
 from .. import websocket
 from ..calls import Call, sandbox_path
 from ..http import ProtocolError
-from .driver import PIECE, AsyncLink
+from .driver import AsyncLink, Socket, receive, send, without_deadline
 
 
 class AsyncTunnel:
     """`send` bytes, `recv` bytes (empty at the end), `close`."""
 
-    def __init__(self, sock: socket.socket, rest: bytes) -> None:
-        self._sock: socket.socket | None = sock
+    def __init__(self, sock: Socket, rest: bytes) -> None:
+        self._sock: Socket | None = without_deadline(sock)
         self._decoder = websocket.Decoder()
         self._ready: deque[bytes] = deque()
         self._ended = False
@@ -46,7 +44,7 @@ class AsyncTunnel:
             if self._sock is None:
                 return b""
             try:
-                data = await asyncio.get_running_loop().sock_recv(self._sock, PIECE)
+                data = await receive(self._sock)
             except OSError as failure:
                 raise Unavailable(f"the connection to the port was lost: {failure}") from None
             if data:
@@ -77,7 +75,7 @@ class AsyncTunnel:
         if self._sock is None:
             raise Unavailable("the connection to the port is closed")
         try:
-            await asyncio.get_running_loop().sock_sendall(self._sock, websocket.encode(opcode, data))
+            await send(self._sock, websocket.encode(opcode, data))
         except OSError as failure:
             raise Unavailable(f"the connection to the port was lost: {failure}") from None
 
@@ -87,8 +85,13 @@ async def open_tunnel(link: AsyncLink, ref: str, port: int) -> AsyncTunnel:
         raise InvalidArgument(f"{port!r} is not a port")
     if not isinstance(link, AsyncLink):
         return cast(AsyncTunnel, await link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
+    return await upgrade(link, sandbox_path(ref, "ports", str(port)))
+
+
+async def upgrade(link: AsyncLink, target: str) -> AsyncTunnel:
+    """Ask the daemon to speak WebSocket on this connection from now on."""
     key, headers = websocket.handshake()
-    exchange = await link.open(Call("GET", sandbox_path(ref, "ports", str(port)), None, headers, repeatable=True))
+    exchange = await link.open(Call("GET", target, None, headers, repeatable=True))
     try:
         await exchange.raise_for_status()
         websocket.check(key, exchange.head)

@@ -1,6 +1,6 @@
 """Snapshots, sub-agents and approvals of an `AsyncSandbox`.
 
-`workspaces.py` is the same face for blocking callers; a test holds the two together.
+The blocking face is generated from this one (scripts/unasync.py).
 """
 
 import builtins

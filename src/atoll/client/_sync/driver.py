@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import select
+from _socket import socket
+from _thread import allocate_lock
 
 from .. import spawn
 from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
@@ -16,12 +18,17 @@ from ..outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, is_quiet,
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from _socket import socket as Socket
-    from collections.abc import Iterable, Iterator
-    from typing import Any
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import IO, Any, ParamSpec, TypeVar
 
     from ..calls import Call
+    from .sandbox import Sandbox
 
+    T = TypeVar("T")
+    P = ParamSpec("P")
+
+Lock = allocate_lock
+Socket = socket
 PIECE = 262_144
 FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own
 _MSG_DONTWAIT = 0x40
@@ -182,3 +189,44 @@ def _send(sock: Socket, data: bytes, timeout: float | None) -> bool:
         except BlockingIOError:
             continue
     return True
+
+
+# What the faces need and what differs between the two drivers
+
+
+def ask_id(sandbox: Sandbox) -> str:
+    """Create the sandbox if need be; its id."""
+    return sandbox._target()[0]
+
+
+def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call it: a blocking caller may wait."""
+    return function(*args, **kwargs)
+
+
+def receive(sock: Socket) -> bytes:
+    """The next bytes of a socket; empty at its end."""
+    return sock.recv(PIECE)
+
+
+def send(sock: Socket, data: bytes) -> None:
+    """Send all of it."""
+    sock.sendall(data)
+
+
+def without_deadline(sock: Socket) -> Socket:
+    """The socket, from now on without the time limit of the call that opened it."""
+    sock.settimeout(None)
+    return sock
+
+
+def pieces_of(data: IO[bytes] | Iterable[bytes]) -> Iterator[bytes]:
+    """The content of a file or iterable, piece by piece."""
+    from ..archive import read_pieces
+
+    return read_pieces(data) if hasattr(data, "read") else iter(data)  # type: ignore[arg-type]
+
+
+def save(exchange: Exchange, consume: Callable[[Iterator[bytes]], T]) -> T:
+    """Give the body to a function, piece by piece as it comes."""
+    return consume(iter(exchange.read, b""))

@@ -1,7 +1,1 @@
-"""The sixteen `sandbox::*` functions of iii: thin adapters over core, for REST, the command line and an iii engine."""
-
-from atoll.surfaces.iii.door import Door, Functions
-from atoll.surfaces.iii.failure import Failure
-from atoll.surfaces.iii.table import FUNCTIONS, call
-
-__all__ = ["FUNCTIONS", "Door", "Failure", "Functions", "call"]
+"""iii's sixteen `sandbox::*` functions: by REST, by the command line, and as a worker of an iii engine."""
