@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from k8e_grpc.conftest import Gateway
-
 from atoll.client.remote import RemoteLink
+from k8e_grpc.conftest import Gateway
 
 
 @contextmanager

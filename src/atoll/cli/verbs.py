@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ..surfaces.agentkernel.cli.verbs import CREATE as NAMED
-from ..surfaces.agentkernel.cli.verbs import SERVE
-from ..surfaces.agentkernel.cli.verbs import VERBS as AGENTKERNEL
-from ..surfaces.iii.cli.verbs import VERBS as FUNCTIONS
-from ..surfaces.k8e.cli.verbs import ALIASES as K8E_ALIASES
-from ..surfaces.k8e.cli.verbs import GRPC
-from ..surfaces.k8e.cli.verbs import SHARED as SHARED
-from ..surfaces.k8e.cli.verbs import VERBS as K8E
+from .agentkernel_verbs import CREATE as NAMED
+from .agentkernel_verbs import SERVE
+from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .agents_verbs import ALIASES as AGENTS_ALIASES
 from .agents_verbs import VERBS as AGENTS
 from .grammar import Flag, Verb
+from .iii_verbs import VERBS as FUNCTIONS
+from .k8e_verbs import ALIASES as K8E_ALIASES
+from .k8e_verbs import GRPC
+from .k8e_verbs import SHARED as SHARED
+from .k8e_verbs import VERBS as K8E
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
 TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")

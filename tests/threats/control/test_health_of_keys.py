@@ -3,7 +3,7 @@
 from key_lab import holder, keyed_daemon
 
 from atoll.client import calls
-from atoll.client.blocking import Link
+from atoll.client._sync.driver import Link
 
 
 def test_health_tells_a_key_that_the_daemon_is_well_and_no_more() -> None:

@@ -270,7 +270,7 @@ def import_config(arguments: Arguments) -> int:
     name = arguments.values.get("as") or project.get("sandbox", "name")
     if not name:
         raise InvalidArgument(f"{project.path} names no sandbox", hint="give one with --as")
-    from .verbs import CREATE
+    from atoll.cli.agentkernel_verbs import CREATE
 
     values = {flag.key: [] if flag.repeat else flag.default for flag in CREATE}
     values.update(endpoint=arguments.endpoint, config=arguments.rest[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from atoll.cli.agents_verbs import SKILL
-from atoll.cli.grammar import Flag, Verb
+
+from .grammar import Flag, Verb
 
 SHARED = (
     Flag("endpoint", "ADDRESS", "the gateway to use, host:port, or unix:/path of a local daemon's socket"),

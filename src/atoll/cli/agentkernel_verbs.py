@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.cli.grammar import Flag, Verb
+from .grammar import Flag, Verb
 
 _AT = "atoll.surfaces.agentkernel.cli."
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.cli.grammar import Flag, Verb
+from .grammar import Flag, Verb
 
 PORT = Flag("port", "N", "the engine's port (default: 49134)", kind="int", default=49134)
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", repeat=True, short="e")
