@@ -259,7 +259,7 @@ def test_k8e_D14_transcript_and_events_hold_what_happened(local, place) -> None:
         assert time.monotonic() < until
         offset = window.next_offset
     kinds = {json.loads(event)["ev"] for event in local.GetEvents(session_id=place).events}
-    assert {"created", "command"} <= kinds
+    assert {"created", "exec_end"} <= kinds
 
 
 def test_k8e_D26_special_characters_arrive(local, place) -> None:

@@ -93,7 +93,15 @@ class History:
     # Events
 
     def record(self, sandbox: str, owner: str, kind: str, **data: Any) -> None:
-        self._store.add_event(sandbox, owner, kind, data)
+        self._add(sandbox, owner, kind, data, time.time())
+
+    def record_later(self, sandbox: str, owner: str, kind: str, **data: Any) -> None:
+        """Record an event behind the answer, with the time of this call."""
+        at = time.time()
+        self._store.later(lambda: self._add(sandbox, owner, kind, data, at))
+
+    def _add(self, sandbox: str, owner: str, kind: str, data: dict[str, Any], at: float) -> None:
+        self._store.add_event(sandbox, owner, kind, data, at)
         self._news.set()
         self._news = asyncio.Event()
 

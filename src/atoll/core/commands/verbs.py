@@ -33,15 +33,23 @@ Processes = list[dict[str, Any]]
 class Commands:
     """Every command of every sandbox."""
 
-    def __init__(self, sandboxes: Sandboxes, store: Store, history: History, directory: Path) -> None:
+    def __init__(
+        self,
+        sandboxes: Sandboxes,
+        store: Store,
+        history: History,
+        directory: Path,
+        vault: Vault,
+        gate: Gate,
+    ) -> None:
         self._sandboxes = sandboxes
         self._store = store
         self._history = history
         self._directory = directory
         directory.mkdir(mode=0o700, exist_ok=True)
         sandboxes.forget_outputs = self._forget_outputs
-        self.vault: Vault | None = None  # where a sandbox's secrets come from
-        self.gate: Gate | None = None  # what holds commands that need approval
+        self._vault = vault
+        self._gate = gate
 
     # Starting
 
@@ -98,6 +106,8 @@ class Commands:
             )
         await self._admit(who, live, spec)
         running = await self._start(live, spec, background=True)
+        if not terminal:
+            self._history.record_later(live.id, live.owner, "background", command_id=running.id)
         if not running.ended:
             running.task = asyncio.create_task(running.pump())
         return running.info(most=0)
@@ -265,9 +275,7 @@ class Commands:
     async def _admit(self, who: Principal, live: Live, spec: Spec) -> None:
         """Wait for a person where a rule of the sandbox says so."""
         if live.spec.require_approval:
-            if self.gate is None:
-                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
-            await self.gate.command(who, live, spec)
+            await self._gate.command(who, live, spec)
             if live.state != "running":
                 raise live.not_running()
             if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
@@ -337,8 +345,8 @@ class Commands:
             if spec.pty is not None:
                 request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
                 request["stdin"] = True
-        if live.spec.secrets and self.vault is not None:
-            values = self.vault.resolve(live.owner, live.spec.secrets)
+        if live.spec.secrets:
+            values = self._vault.resolve(live.owner, live.spec.secrets)
             self._history.mask(live.id, values.values())
             request["env"] = {**(request.get("env") or {}), **values}
         try:

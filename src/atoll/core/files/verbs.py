@@ -15,6 +15,7 @@ import msgspec
 from atoll import errors
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.principals import Principal
+from atoll.core.commands.history import History
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import ConnectionLost, Download, wire
@@ -33,9 +34,10 @@ Entry = dict[str, Any]
 class Files:
     """The file operations, each as the guest protocol has it."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes, history: History, gate: Gate) -> None:
         self._sandboxes = sandboxes
-        self.gate: Gate | None = None  # what holds changes that need approval
+        self._history = history
+        self._gate = gate
 
     async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
         """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
@@ -82,6 +84,7 @@ class Files:
                 except ConnectionLost as lost:
                     raise client.over or errors.Unavailable(str(lost)) from None
                 stat = head.get("file")
+                self._record(live, "file_read", path)
                 yield clean(stat) if isinstance(stat, dict) else {}, download
 
     @asynccontextmanager
@@ -110,13 +113,18 @@ class Files:
         live = self._sandboxes.reach(who, ref)
         await self._admit(who, live, op, {"path": checked})
         with live.use() as client:
-            return clean(await client.upload(op, source, path=checked, **options))
+            answer = clean(await client.upload(op, source, path=checked, **options))
+        if op == "write":
+            self._record(live, "file_write", path)
+        return answer
+
+    def _record(self, live: Live, kind: str, path: str) -> None:
+        shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        self._history.record_later(live.id, live.owner, kind, path=shown)
 
     async def _admit(self, who: Principal, live: Live, op: str, fields: Entry) -> None:
         if live.spec.require_approval:
-            if self.gate is None:
-                raise errors.PermissionDenied("this sandbox needs approvals, which this daemon does not have")
-            await self.gate.change(who, live, op, fields)
+            await self._gate.change(who, live, op, fields)
 
     async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
         """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""

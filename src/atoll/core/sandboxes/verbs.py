@@ -49,12 +49,13 @@ class Sandboxes(Lifecycle):
         history: History,
         config: Config,
         home: Path,
+        vault: Vault,
     ) -> None:
         super().__init__(store, backend, network, history)
         self.config = config
         self.boxes = Boxes(backend, images, network, config, home)
         self.pool = self.boxes.pool
-        self.vault: Vault | None = None  # where secrets of a request are looked up
+        self._vault = vault
 
     # The verbs
 
@@ -218,10 +219,7 @@ class Sandboxes(Lifecycle):
         profiles.ceiling_of(who).check(spec)
         spec, isolation = profiles.resolve(spec)
         check_rules(spec.require_approval)
-        if spec.secrets:
-            if self.vault is None:
-                raise errors.Unsupported("this daemon has no secrets")
-            self.vault.check(who.owner, spec.secrets)
+        self._vault.check(who.owner, spec.secrets)
         policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.boxes.runtime(spec.runtime)
         plan = await self.boxes.plan(spec, who)

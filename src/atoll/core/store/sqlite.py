@@ -308,10 +308,10 @@ class Store:
 
     # Events
 
-    def add_event(self, sandbox: str, owner: str, kind: str, data: dict[str, Any]) -> int:
+    def add_event(self, sandbox: str, owner: str, kind: str, data: dict[str, Any], at: float) -> int:
         cursor = self._db.execute(
             "INSERT INTO event(sandbox_id, owner, at, kind, data) VALUES(?, ?, ?, ?, ?)",
-            (sandbox, owner, time.time(), kind, packed(data)),
+            (sandbox, owner, at, kind, packed(data)),
         )
         seq = int(cursor.lastrowid or 0)
         if seq % 1000 == 0:

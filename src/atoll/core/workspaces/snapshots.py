@@ -26,7 +26,8 @@ from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.workspaces import archive as archive
 from atoll.core.workspaces.chunks import ChunkStore
-from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, Entry, Head, Shelf, check_name
+from atoll.core.workspaces.index import DIRECTORY, GONE, Entry, Head, Shelf, check_name
+from atoll.core.workspaces.published_manifests import Manifests
 from atoll.core.workspaces.snapshot_reader import Capture, Seen, as_path
 from atoll.guest import GuestClient
 from atoll.model import CreateSandbox, SandboxInfo, SaveSnapshot, SnapshotDetails, SnapshotFile, SnapshotInfo
@@ -48,6 +49,7 @@ class Snapshots:
         self._sandboxes = sandboxes
         self._history = history
         self._root = home / "snapshots"
+        self._manifests = Manifests(self._root / "manifests")
         self._opened: Shelf | None = None
         self._stores: dict[str, ChunkStore] = {}
         self._opening = threading.Lock()
@@ -118,29 +120,29 @@ class Snapshots:
         check_name(name)
         if (who.owner, name) in self._busy:
             raise errors.FailedPrecondition(f"snapshot {name!r} is being written")
+        if await asyncio.to_thread(self._manifests.delete, who.owner, name) and name not in await self.names(who):
+            return 0
         await asyncio.to_thread(self._shelf.delete, who.owner, name)
         return await self._sweep(who.owner)
 
     # K8E's registry: names and the digests of their content
 
     async def get_manifest(self, who: Principal, name: str) -> Texts:
-        _, entries = await asyncio.to_thread(self._shelf.entries, who.owner, check_name(name))
+        """Return the digests that were published under this name, else those of a saved snapshot."""
+        published = await asyncio.to_thread(self._manifests.get, who.owner, check_name(name))
+        if published is not None:
+            return published
+        _, entries = await asyncio.to_thread(self._shelf.entries, who.owner, name)
         return list(dict.fromkeys(digest for entry in entries for digest in entry.chunks))
 
     async def put_manifest(self, who: Principal, name: str, layers: Texts) -> None:
-        """A name for content that is here already, as one file made of it."""
-        check_name(name)
-        async with self._writing(who.owner, name, True):
-            known = {d for held in await self.names(who) for d in await self.get_manifest(who, held)}
-            if lost := [layer for layer in layers if layer not in known]:
-                raise errors.FailedPrecondition(f"layer {lost[0][:12]} is in none of your snapshots; save one first")
-            chunks = self._chunks(who.owner)
-            size = await asyncio.to_thread(lambda: sum(len(chunks.get(layer)) for layer in layers))
-            entry = Entry(b"layers", FILE, 0o644, 0, 0, time.time(), size, tuple(layers))
-            head = {"owner": who.owner, "name": name, "created_at": time.time(), "sandbox_id": "", "tenant": "",
-                    "image": "", "full": False, "size_bytes": size, "file_count": 1, "stored_bytes": 0,
-                    "skipped": []}  # fmt: skip
-            await asyncio.to_thread(self._keep, head, [entry])
+        """Publish the digests of a snapshot that its owner keeps elsewhere. They give no content."""
+        await asyncio.to_thread(self._manifests.put, who.owner, check_name(name), layers)
+
+    async def manifest_names(self, who: Principal) -> Texts:
+        """Return the names of saved snapshots and of published manifests."""
+        published = await asyncio.to_thread(self._manifests.names, who.owner)
+        return list(dict.fromkeys([*await self.names(who), *published]))
 
     # One file to carry away and bring back
 
@@ -188,6 +190,7 @@ class Snapshots:
         """Content first, then the list that names it: a crash in between leaves neither half a snapshot nor a hole in one."""
         self._chunks(head["owner"]).commit()
         self._shelf.save(head, entries)
+        self._manifests.delete(head["owner"], head["name"])  # what was published is older
 
     @property
     def _shelf(self) -> Shelf:

@@ -3,13 +3,13 @@
 from typing import Any
 
 from atoll import errors
+from atoll.core.commands.packages import pip_install as pip_install_command
 from atoll.model import CreateSandbox, ExecSpec, ListFiles, RunSpec, convert
 from atoll.surfaces.k8e.grpc import ids
 from atoll.surfaces.mcp import content, files, tools
 from atoll.surfaces.mcp.client import IDLE_S, LIFETIME_S, Call, given, tool
 from atoll.surfaces.mcp.named import exec_named, run_command
 
-PIP_SECONDS = 600
 FILE_TEXT = 64_000
 
 
@@ -118,10 +118,7 @@ async def list_files(call: Call, asked: tools.ListFiles) -> content.Result:
 
 @tool("sandbox_pip_install")
 async def pip_install(call: Call, asked: tools.PipInstall) -> content.Result:
-    if any(package.startswith("-") for package in asked.packages):
-        raise errors.InvalidArgument("a package's name does not start with a dash")
-    argv = ["python3", "-m", "pip", "install", "--no-cache-dir", *asked.packages]
-    spec = convert(ExecSpec, {"argv": argv, "timeout_ms": PIP_SECONDS * 1000, **_KEPT})
+    spec = pip_install_command(asked.packages, **_KEPT)
     ended = await call.follow(call.core.commands.stream(call.who, ids.session_ref(asked.session_id), spec))
     return content.values({"output": ended.output.text(), "exit_code": ended.exit_code}, is_error=ended.exit_code != 0)
 

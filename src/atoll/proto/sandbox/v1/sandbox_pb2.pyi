@@ -23,7 +23,7 @@ TERMINAL_SIGNAL_TSTP: TerminalSignal
 TERMINAL_SIGNAL_HUP: TerminalSignal
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs", "image", "cpus", "memory_mb", "pids", "disk_mb", "lifetime_s", "idle_timeout_s", "profile", "no_network", "persistent", "name", "mode", "require_approval")
+    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs", "image", "cpus", "memory_mb", "pids", "disk_mb", "lifetime_s", "idle_timeout_s", "profile", "no_network", "persistent", "name", "mode", "require_approval", "files")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class CreateSessionRequest(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_APPROVAL_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant_id: str
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -69,7 +70,8 @@ class CreateSessionRequest(_message.Message):
     name: str
     mode: str
     require_approval: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., image: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_mb: _Optional[int] = ..., pids: _Optional[int] = ..., disk_mb: _Optional[int] = ..., lifetime_s: _Optional[int] = ..., idle_timeout_s: _Optional[int] = ..., profile: _Optional[str] = ..., no_network: _Optional[bool] = ..., persistent: _Optional[bool] = ..., name: _Optional[str] = ..., mode: _Optional[str] = ..., require_approval: _Optional[_Iterable[str]] = ...) -> None: ...
+    files: int
+    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., image: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_mb: _Optional[int] = ..., pids: _Optional[int] = ..., disk_mb: _Optional[int] = ..., lifetime_s: _Optional[int] = ..., idle_timeout_s: _Optional[int] = ..., profile: _Optional[str] = ..., no_network: _Optional[bool] = ..., persistent: _Optional[bool] = ..., name: _Optional[str] = ..., mode: _Optional[str] = ..., require_approval: _Optional[_Iterable[str]] = ..., files: _Optional[int] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
     __slots__ = ("session_id", "pod_ip", "runtime_class", "image")
@@ -172,7 +174,7 @@ class ResumeSessionResponse(_message.Message):
     def __init__(self, ok: _Optional[bool] = ...) -> None: ...
 
 class ExecRequest(_message.Message):
-    __slots__ = ("session_id", "command", "timeout", "workdir", "background", "language", "env", "stdin", "command_bytes", "argv", "code", "user", "command_id", "output_limit")
+    __slots__ = ("session_id", "command", "timeout", "workdir", "background", "language", "env", "stdin", "command_bytes", "argv", "code", "user", "command_id", "output_limit", "frames")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +196,7 @@ class ExecRequest(_message.Message):
     USER_FIELD_NUMBER: _ClassVar[int]
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     command: str
     timeout: int
@@ -208,7 +211,8 @@ class ExecRequest(_message.Message):
     user: str
     command_id: str
     output_limit: int
-    def __init__(self, session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[int] = ..., workdir: _Optional[str] = ..., background: _Optional[bool] = ..., language: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., stdin: _Optional[bytes] = ..., command_bytes: _Optional[bytes] = ..., argv: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., user: _Optional[str] = ..., command_id: _Optional[str] = ..., output_limit: _Optional[int] = ...) -> None: ...
+    frames: str
+    def __init__(self, session_id: _Optional[str] = ..., command: _Optional[str] = ..., timeout: _Optional[int] = ..., workdir: _Optional[str] = ..., background: _Optional[bool] = ..., language: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., stdin: _Optional[bytes] = ..., command_bytes: _Optional[bytes] = ..., argv: _Optional[_Iterable[str]] = ..., code: _Optional[str] = ..., user: _Optional[str] = ..., command_id: _Optional[str] = ..., output_limit: _Optional[int] = ..., frames: _Optional[str] = ...) -> None: ...
 
 class ExecResponse(_message.Message):
     __slots__ = ("stdout", "stderr", "exit_code", "session_id", "run_id", "status", "duration_ms", "truncated", "language", "stdout_bytes", "stderr_bytes", "signal", "oom", "command_id", "blocked")

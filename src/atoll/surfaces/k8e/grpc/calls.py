@@ -38,7 +38,9 @@ _log = logging.getLogger(__name__)
 
 TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-tenant` says; a label, never a right
 
-_HEARD = frozenset(("authorization", "x-sandbox-tenant"))
+STREAM: ContextVar[str] = ContextVar("stream", default="")  # what `x-sandbox-stream` says of ExecStream
+
+_HEARD = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream"))
 
 Kind = Class | None  # None: not counted
 Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
@@ -121,6 +123,7 @@ class Calls:
             if scope:
                 require(who, scope)
             TENANT.set(said.get("x-sandbox-tenant", ""))
+            STREAM.set(said.get("x-sandbox-stream", ""))
             SOURCE.set(f"grpc {peer.address}")
             PEER_PID.set(peer.pid)
             if isinstance(who, KeyHolder):

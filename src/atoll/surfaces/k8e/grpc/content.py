@@ -9,7 +9,7 @@ from typing import Any
 from atoll.core import Core
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import check_window
-from atoll.errors import InvalidArgument, TooLarge
+from atoll.errors import InvalidArgument, NotFound, TooLarge
 from atoll.model import ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
@@ -87,11 +87,22 @@ class Content:
         known = self.core.sandboxes.known(who, ids.session_ref(request.session_id)) if request.session_id else None
         found = self.core.history.events(who.owner, known["id"] if known else None, limit + 1, None)
         kept = found[-limit:]
+        names = {one["sandbox_id"]: "" for one in kept}
+        for sandbox in names:
+            names[sandbox] = self._session_of(who, sandbox)
         return pb.GetEventsResponse(
-            events=[json.dumps(_event(one), default=str) for one in kept],
+            events=[json.dumps(_event(one, names[one["sandbox_id"]]), default=str) for one in kept],
             truncated=len(found) > limit,
             returned=len(kept),
         )
+
+    def _session_of(self, who: Principal, sandbox: str) -> str:
+        """Return the id by which the caller knows a session, also one that has ended."""
+        try:
+            row = self.core.sandboxes.known(who, sandbox)
+        except NotFound:
+            return ids.shown_id(sandbox)
+        return ids.shown_id(sandbox, row["parent_id"], row["spec"].get("labels", {}))
 
 
 def _path(request: Any) -> str:
@@ -119,6 +130,14 @@ def _int64(value: object) -> int:
     return int(value) if isinstance(value, int | float) and abs(value) < 2**62 else 0
 
 
-def _event(one: dict[str, Any]) -> dict[str, Any]:
-    """An event with K8E's short names beside ours."""
-    return {"t": int(one.get("at") or 0), "ev": one.get("kind"), "sid": f"sess-{one.get('sandbox_id')}", **one}
+# K8E's names of events; the others keep atoll's.
+_EVENTS = {"command": "exec_end", "background": "bg_submit"}
+
+
+def _event(one: dict[str, Any], session: str) -> dict[str, Any]:
+    """Return an event with K8E's short names beside ours."""
+    kind = str(one.get("kind"))
+    shown = {"t": int(one.get("at") or 0), "ev": _EVENTS.get(kind, kind), "sid": session, **one}
+    if kind == "background":
+        shown["run_id"] = ids.run_id(str(one["sandbox_id"]), str(one["command_id"]))
+    return shown

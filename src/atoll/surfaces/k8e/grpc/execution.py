@@ -9,17 +9,18 @@ from typing import Any
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
+from atoll.core.commands.packages import PIP_SECONDS, pip_install
 from atoll.errors import InvalidArgument
 from atoll.model import Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
 from . import ids
+from .calls import STREAM
+from .sse_frames import Frames
 from .text import Pieces, both, clean
 
 DEFAULT_TIMEOUT = 30
 MAX_TIMEOUT = 86400
-PIP_TIMEOUT = 120
-MAX_PACKAGES = 1000
 _STATUS = {"cancelled": "failed", "lost": "failed"}
 
 
@@ -57,10 +58,20 @@ class Execution:
         )
 
     async def ExecStream(self, who: Principal, request: Any) -> AsyncIterator[Any]:
-        """`chunk` is the output and nothing else; what more there is to say is in fields of its own."""
+        """Yield the output in `chunk` and what more there is to say in fields of its own.
+
+        On request `chunk` has K8E's frames instead.
+        """
         if request.background:
             raise InvalidArgument("a stream cannot run in the background")
+        kind = request.frames or STREAM.get()
+        if kind not in ("", "text", "sse"):
+            raise InvalidArgument(f"frames of kind {kind!r:.40} are not known", hint="`sse`, or `text`")
         ref, spec = ids.session_ref(request.session_id), command_of(request)
+        if kind == "sse":
+            async for answer in self._framed(who, ref, spec):
+                yield answer
+            return
         text = {1: Pieces(), 2: Pieces()}
         async with aclosing(self.core.commands.stream(who, ref, spec)) as items:  # type: ignore[type-var]
             async for item in items:
@@ -75,6 +86,18 @@ class Execution:
                         if rest := pieces.feed(b"", last=True):
                             yield pb.ExecStreamResponse(chunk=rest, stream=_STREAM[channel])
                     yield _last(item)
+
+    async def _framed(self, who: Principal, ref: str, spec: ExecSpec | RunSpec) -> AsyncIterator[Any]:
+        frames = Frames()
+        async with aclosing(self.core.commands.stream(who, ref, spec)) as items:  # type: ignore[type-var]
+            async for item in items:
+                if isinstance(item, Started):
+                    yield pb.ExecStreamResponse(chunk=frames.start(item.pid or 0))
+                elif isinstance(item, Chunk):
+                    if text := frames.add(item.channel, item.data):
+                        yield pb.ExecStreamResponse(chunk=text)
+                else:
+                    yield pb.ExecStreamResponse(chunk=frames.end(exit_code_of(item)))
 
     async def PollRun(self, who: Principal, request: Any) -> Any:
         sandbox, command = ids.parse_run(request.run_id)
@@ -96,15 +119,9 @@ class Execution:
 
     async def PipInstall(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.session_id)
-        packages = list(request.packages)
-        if not packages or len(packages) > MAX_PACKAGES or not all(packages):
-            raise InvalidArgument(f"1 to {MAX_PACKAGES} packages are needed")
-        argv = ["python3", "-m", "pip", "install", "--no-cache-dir", *packages]
-        done = await self.core.commands.exec(
-            who, ref, convert(ExecSpec, {"argv": argv, "timeout_ms": PIP_TIMEOUT * 1000})
-        )
+        done = await self.core.commands.exec(who, ref, pip_install(request.packages))
         (out, out_bytes), (err, err_bytes) = both(done.stdout, done.stdout_b64), both(done.stderr, done.stderr_b64)
-        note = f"\ntimed out after {PIP_TIMEOUT} s\n" if done.timed_out else ""
+        note = f"\ntimed out after {PIP_SECONDS} s\n" if done.timed_out else ""
         return pb.PipInstallResponse(
             output=out + err + note, exit_code=exit_code_of(done), output_bytes=out_bytes + err_bytes + note.encode()
         )

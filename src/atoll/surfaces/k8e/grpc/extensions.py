@@ -1,7 +1,4 @@
-"""Sub-agents, approvals, snapshots, exposed ports and live host lists: verbs a core may not have.
-
-Each is looked up when it is called; without it the answer is Unsupported, never a guess.
-"""
+"""Sub-agents, approvals, snapshots, exposed ports and live host lists."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
-from atoll.errors import InvalidArgument, Unsupported
+from atoll.errors import InvalidArgument
 from atoll.model import ChangeHosts, SubAgent, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
@@ -19,7 +16,6 @@ from .sessions import check_env
 from .text import clean
 
 _SNAPSHOT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_LAYER = re.compile(r"[0-9a-f]{64}")
 MAX_ACTION = 4096
 
 
@@ -31,8 +27,7 @@ class Extensions:
     async def RunSubAgent(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.parent_session_id, "parent_session_id")
         check_env(request.env)
-        create = self._verb("subagents", "create")
-        info = await create(who, ref, convert(SubAgent, {"env": dict(request.env)}))
+        info = await self.core.subagents.create(who, ref, convert(SubAgent, {"env": dict(request.env)}))
         return pb.RunSubAgentResponse(session_id=ids.session_id(info))
 
     async def UpdateAllowedHosts(self, who: Principal, request: Any) -> Any:
@@ -47,68 +42,51 @@ class Extensions:
     async def ConfirmAction(self, who: Principal, request: Any) -> Any:
         """Without an approval id: ask, and answer at once with one. With it: wait for the decision."""
         if request.approval_id:
-            wait = self._verb("approvals", "wait")
-            return _decision(await wait(who, request.approval_id))
+            return _decision(await self.core.approvals.wait(who, request.approval_id))
         ref = ids.session_ref(request.session_id)
         if not request.action.strip() or len(request.action) > MAX_ACTION or "\0" in request.action:
             raise InvalidArgument(f"action must be 1 to {MAX_ACTION} characters")
-        ask = self._verb("approvals", "request")
-        return _decision(await ask(who, ref, request.action))
+        return _decision(await self.core.approvals.request(who, ref, request.action))
 
     async def ApproveAction(self, who: Principal, request: Any) -> Any:
         if not request.approval_id:
             raise InvalidArgument("approval_id is required")
-        decide = self._verb("approvals", "decide")
-        await decide(who, request.approval_id, request.approved, request.reason)
+        await self.core.approvals.decide(who, request.approval_id, request.approved, request.reason)
         return pb.ApproveActionResponse(ok=True)
 
     # Snapshots: K8E's registry of manifests
 
     async def SnapshotPut(self, who: Principal, request: Any) -> Any:
-        put = self._verb("snapshots", "put_manifest")
         name, layers = _snapshot_name(request.name), list(request.layers)
-        if not layers or not all(_LAYER.fullmatch(layer) for layer in layers):
-            raise InvalidArgument("layers must be one or more SHA-256 digests in hex")
-        await put(who, name, layers)
+        await self.core.snapshots.put_manifest(who, name, layers)
         return pb.SnapshotPutResponse(name=name, layers=len(layers))
 
     async def SnapshotGet(self, who: Principal, request: Any) -> Any:
-        get = self._verb("snapshots", "get_manifest")
         name = _snapshot_name(request.name)
-        return pb.SnapshotGetResponse(name=name, layers=await get(who, name))
+        return pb.SnapshotGetResponse(name=name, layers=await self.core.snapshots.get_manifest(who, name))
 
     async def SnapshotList(self, who: Principal, request: Any) -> Any:
-        names = self._verb("snapshots", "names")
-        return pb.SnapshotListResponse(names=await names(who))
+        return pb.SnapshotListResponse(names=await self.core.snapshots.manifest_names(who))
 
     # Ports
 
     async def ExposeService(self, who: Principal, request: Any) -> Any:
         ref, port = ids.session_ref(request.session_id), _port(request.port)
-        expose = self._verb("exposures", "expose")
-        found = await expose(who, ref, port, request.host or "127.0.0.1")
+        found = await self.core.exposures.expose(who, ref, port, request.host or "127.0.0.1")
         return pb.ExposeServiceResponse(url=found.url)
 
     async def UnexposeService(self, who: Principal, request: Any) -> Any:
         ref, port = ids.session_ref(request.session_id), _port(request.port)
-        unexpose = self._verb("exposures", "unexpose")
-        return pb.UnexposeServiceResponse(ok=bool(await unexpose(who, ref, port)))
+        return pb.UnexposeServiceResponse(ok=bool(await self.core.exposures.unexpose(who, ref, port)))
 
     async def ListExposed(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.session_id)
-        exposed = self._verb("exposures", "list")
         return pb.ListExposedResponse(
             services=[
                 pb.ExposedService(port=one.port, url=one.url, host=one.host, started_at=int(one.started_at))
-                for one in await exposed(who, ref)
+                for one in await self.core.exposures.list(who, ref)
             ]
         )
-
-    def _verb(self, part: str, name: str) -> Any:
-        found = getattr(getattr(self.core, part, None), name, None)
-        if found is None:
-            raise Unsupported(f"this atoll has no {part}.{name}")
-        return found
 
 
 def _decision(found: Any) -> Any:

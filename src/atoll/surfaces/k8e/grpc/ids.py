@@ -7,6 +7,7 @@ A sandbox is `sess-<id>`, a sub-agent `sess-<parent>-sub-<id>`, a background run
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from atoll.errors import InvalidArgument, NotFound
 from atoll.model import SandboxInfo
@@ -34,10 +35,11 @@ def session_ref(text: str, field: str = "session_id") -> str:
 
 def session_id(info: SandboxInfo) -> str:
     """What a session is called here: the id its creator chose, else ours in K8E's form."""
-    chosen = info.labels.get(SESSION_LABEL)
-    if chosen:
-        return chosen
-    return f"sess-{info.parent_id}-sub-{info.id}" if info.parent_id else f"sess-{info.id}"
+    return shown_id(info.id, info.parent_id, info.labels)
+
+
+def shown_id(sandbox: str, parent: str | None = None, labels: Mapping[str, str] = {}) -> str:
+    return labels.get(SESSION_LABEL) or (f"sess-{parent}-sub-{sandbox}" if parent else f"sess-{sandbox}")
 
 
 def run_id(sandbox: str, command: str) -> str:

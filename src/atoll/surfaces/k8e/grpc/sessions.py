@@ -7,8 +7,8 @@ from typing import Any
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
-from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone, Unsupported
-from atoll.model import CreateSandbox, SandboxInfo, convert
+from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone
+from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
 from . import ids
@@ -85,28 +85,23 @@ class Sessions:
             "network": not request.no_network,
             "persistent": request.persistent,
             "labels": labels,
-            "limits": {name: getattr(request, name) for name in _LIMITS if getattr(request, name)},
+            "limits": _limits(request),
+            "secrets": [_reference(ref) for ref in request.secret_refs],
+            "require_approval": list(request.require_approval),
         }
         if request.session_id:
             fields["alias"] = labels[ids.SESSION_LABEL] = request.session_id
         for name in ("image", "profile", "mode", "name", "lifetime_s", "idle_timeout_s"):
             if getattr(request, name):
                 fields[name] = getattr(request, name)
-        fields.update(_optional("secrets", [_reference(ref) for ref in request.secret_refs]))
-        fields.update(_optional("require_approval", list(request.require_approval)))
         return convert(CreateSandbox, fields)
 
 
-_LIMITS = ("cpus", "memory_mb", "pids", "disk_mb")
-
-
-def _optional(name: str, value: list[Any]) -> dict[str, Any]:
-    """A field that only newer cores have; asking an older one for it is an error, never ignored."""
-    if not value:
-        return {}
-    if name not in CreateSandbox.__struct_fields__:
-        raise Unsupported(f"this atoll has no `{name}`")
-    return {name: value}
+def _limits(request: Any) -> dict[str, Any]:
+    """Return the limits that the request names: every field of the model that the message has."""
+    known = request.DESCRIPTOR.fields_by_name
+    asked = {name: getattr(request, name) for name in LimitsSpec.__struct_fields__ if name in known}
+    return {name: value for name, value in asked.items() if value}
 
 
 def _reference(ref: Any) -> dict[str, str]:
@@ -141,7 +136,6 @@ def check_secrets(refs: Any, env: Any) -> None:
 
 def _shown(info: SandboxInfo) -> Any:
     hosts = info.policy.get("hosts") if isinstance(info.policy.get("hosts"), list) else info.hosts
-    secrets = getattr(info, "secret_env_vars", None) or []
     return pb.GetSessionResponse(
         session_id=ids.session_id(info),
         phase=PHASES.get(info.state, info.state.capitalize()),
@@ -149,7 +143,7 @@ def _shown(info: SandboxInfo) -> Any:
         tenant_id=info.labels.get(ids.TENANT_LABEL, ""),
         expires_at=int(info.expires_at or 0),
         env_keys=[clean(key) for key in info.env_keys],
-        secret_env_vars=[clean(key) for key in secrets],
+        secret_env_vars=[clean(key) for key in info.secret_env_vars],
         background_runs=info.background_runs,
         allowed_hosts=[clean(host) for host in hosts or []],
         image=clean(info.image),
