@@ -126,6 +126,11 @@ that no test holds atoll to yet.
 ## What differs, on purpose
 
 - `ExecStream` sends output alone in `chunk`; pid, stream, exact bytes and exit code have fields of their own (100 and up).
+  With metadata `x-sandbox-stream: sse`, or `frames: "sse"` in the request, `chunk` has K8E's frames: `data: {"pid":N}`, one frame for
+  each line of output, `data: {"exit":N}`. A decoder that joins the frames in between with newlines has the output.
+- `GetEvents` has K8E's names where K8E has one (`exec_end`, `bg_submit`, `file_write`, `file_read`), with the session id its caller uses.
+- `PipInstall` and `sandbox_pip_install` refuse options of pip, and stop after 120 s.
+- `SnapshotPut` keeps a name and the digests it is given, as K8E's CLI publishes them; `snapshot delete` removes it. No content hangs on it.
 - A nonzero exit, a timeout (`timed_out`, exit code -1) and a missing program are answers, not errors.
 - A key that may use sandboxes cannot approve; that takes the `approve` scope. Rates bind keys, not local callers.
 - A local caller needs no key: the Unix socket and loopback connections are known by their user id.

@@ -252,7 +252,7 @@ def test_processes(local, session) -> None:
 
 def test_k8e_D32_pip_install_keeps_constraints(local, session) -> None:
     """No network here: pip fails, but by its own words, and no file named after the constraint appears."""
-    done = local.PipInstall(session_id=session, packages=["surely-no-such-package>=1", "--no-index"])
+    done = local.PipInstall(session_id=session, packages=["surely-no-such-package>=1"])
     assert done.exit_code != 0
     assert "surely-no-such-package>=1" in done.output
     assert [f.path for f in local.ListFiles(session_id=session).files] == []
