@@ -151,3 +151,31 @@ def test_version(cli: Cli, words: list[str]) -> None:
     import atoll
 
     assert cli(*words).text == f"atoll {atoll.__version__}\n"
+
+
+def test_line_7_serve_takes_over_from_an_idle_daemon_started_on_demand(fresh: Cli) -> None:
+    session = fresh.ok("sandbox", "create")["session_id"]
+    fresh.ok("sandbox", "destroy", session)
+    first = fresh.ok("daemon", "status", "--json")["pid"]
+    serving = fresh.popen("serve", "--grpc", "127.0.0.1:0", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + WAIT
+    while (
+        not (Path(fresh.home) / "grpc.endpoint").exists()
+        or fresh.ok("daemon", "status", "--json")["pid"] != serving.pid
+    ):
+        assert time.monotonic() < until and serving.poll() is None
+        time.sleep(0.05)
+    assert gone(first)
+    assert fresh("daemon", "stop").code == 0
+    assert b"taking over" in serving.communicate()[1]
+
+
+def test_line_7_serve_beside_a_daemon_in_use_says_what_to_do(fresh: Cli) -> None:
+    session = fresh.ok("sandbox", "create")["session_id"]
+    refused = fresh("serve", "--grpc", "127.0.0.1:0")
+    assert refused.code != 0
+    assert b"atoll daemon stop; atoll serve" in refused.stderr
+    fresh.ok("sandbox", "destroy", session)
+    assert fresh("daemon", "start").code == 0  # pinned: somebody wants exactly this one
+    refused = fresh("serve", "--grpc", "127.0.0.1:0")
+    assert refused.code != 0 and b"atoll daemon stop; atoll serve" in refused.stderr

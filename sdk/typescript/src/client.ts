@@ -194,7 +194,7 @@ export class SandboxClient {
     try {
       if (session && !this.tenantId) await this.destroySession(await session);
     } finally {
-      this.channel.close();
+      await this.channel.close();
     }
   }
 

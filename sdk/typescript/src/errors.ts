@@ -1,54 +1,58 @@
-// Errors of the SDK. Each carries atoll's stable code and whether the same request may be sent again.
+// Errors of the SDK: what a failed call stands for. The classes and codes are the server's own table.
 import { status as Status, type ServiceError } from "@grpc/grpc-js";
+import { AtollError, type ErrorFacts } from "./error_base.js";
+import { codeOfStatus, DaemonUnreachable, Internal, kinds, OutcomeUnknown, retryOf } from "./error_table.js";
 
-export class AtollError extends Error {
-  constructor(
-    readonly code: string,
-    message: string,
-    readonly grpcCode?: number,
-    readonly hint: string = "",
-  ) {
-    super(message);
-    this.name = new.target.name;
+export * from "./error_base.js";
+export * from "./error_table.js";
+
+const WIRE = "atoll-error-bin";
+const NEVER_CONNECTED = /no connection established|ECONNREFUSED|ENOENT|EACCES|name resolution|handshake/i;
+const LISTEN =
+  "start a gateway there with `atoll serve`; without an endpoint the local daemon is used, and started when it does not run";
+
+/** Return the error that a failed call stands for; the gateway sends its own in the trailers. */
+export function fromGrpc(error: unknown, where = "the gateway"): AtollError {
+  if (error instanceof AtollError) return error;
+  const failure = error as Partial<ServiceError>;
+  const sent = wireOf(failure);
+  if (sent) return made(sent.code ?? "internal", sent.message ?? "unknown error", { ...sent, grpcCode: failure.code });
+  const text = failure.details || failure.message || "unknown error";
+  const grpcCode = failure.code;
+  if (grpcCode === Status.UNAVAILABLE) {
+    if (NEVER_CONNECTED.test(text)) {
+      return new DaemonUnreachable(`${where} cannot be reached: ${text}`, {
+        code: "daemon_unreachable",
+        retry: "yes",
+        hint: LISTEN,
+        grpcCode,
+      });
+    }
+    return lost(text, grpcCode);
   }
-  /** True when nothing happened and the request may be repeated as it is. */
-  get retryable(): boolean {
-    return this.code === "unavailable" || this.code === "rate_limited" || this.code === "exhausted";
-  }
+  if (grpcCode === Status.DEADLINE_EXCEEDED || grpcCode === Status.UNKNOWN) return lost(text, grpcCode);
+  return made(codeOfStatus[grpcCode ?? -1] ?? "internal", text, { grpcCode });
 }
 
-export class InvalidArgument extends AtollError {}
-export class NotFound extends AtollError {}
-export class FailedPrecondition extends AtollError {}
-export class PermissionDenied extends AtollError {}
-export class Unauthenticated extends AtollError {}
-export class Exhausted extends AtollError {}
-export class Unavailable extends AtollError {}
-export class Cancelled extends AtollError {}
-export class OutcomeUnknown extends AtollError {}
-export class Internal extends AtollError {}
+function made(code: string, message: string, facts: ErrorFacts): AtollError {
+  const kind = kinds[code] ?? Internal;
+  return new kind(message, { ...facts, code, retry: facts.retry ?? retryOf[code] ?? "no" });
+}
 
-type Kind = new (code: string, message: string, grpcCode?: number, hint?: string) => AtollError;
+function lost(text: string, grpcCode: number): AtollError {
+  return new OutcomeUnknown(`the answer was lost (${text}); the work may have been done`, {
+    code: "outcome_unknown",
+    retry: "never",
+    grpcCode,
+  });
+}
 
-const byStatus: Partial<Record<Status, [Kind, string]>> = {
-  [Status.INVALID_ARGUMENT]: [InvalidArgument, "invalid_argument"],
-  [Status.NOT_FOUND]: [NotFound, "not_found"],
-  [Status.FAILED_PRECONDITION]: [FailedPrecondition, "failed_precondition"],
-  [Status.ALREADY_EXISTS]: [FailedPrecondition, "already_exists"],
-  [Status.PERMISSION_DENIED]: [PermissionDenied, "permission_denied"],
-  [Status.UNAUTHENTICATED]: [Unauthenticated, "unauthenticated"],
-  [Status.RESOURCE_EXHAUSTED]: [Exhausted, "exhausted"],
-  [Status.UNAVAILABLE]: [Unavailable, "unavailable"],
-  [Status.CANCELLED]: [Cancelled, "cancelled"],
-  [Status.DEADLINE_EXCEEDED]: [OutcomeUnknown, "outcome_unknown"],
-};
-
-/** Turn what grpc-js threw into one of ours; the gateway names its own code in the trailers. */
-export function fromGrpc(error: unknown): AtollError {
-  if (error instanceof AtollError) return error;
-  const e = error as Partial<ServiceError>;
-  const [kind, fallback] = byStatus[e.code as Status] ?? [Internal, "internal"];
-  const sent = e.metadata?.get("atoll-code")[0];
-  const hint = e.metadata?.get("atoll-hint")[0];
-  return new kind(sent ? String(sent) : fallback, e.details || e.message || "unknown error", e.code, hint ? String(hint) : "");
+function wireOf(failure: Partial<ServiceError>): (ErrorFacts & { message?: string }) | undefined {
+  const packed = failure.metadata?.get(WIRE)[0];
+  if (!packed) return undefined;
+  try {
+    return JSON.parse(packed.toString()) as ErrorFacts & { message?: string };
+  } catch {
+    return undefined;
+  }
 }

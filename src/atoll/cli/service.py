@@ -8,7 +8,7 @@ import time
 
 from ..client import calls, spawn
 from ..client.codec import dumps
-from ..errors import DaemonUnreachable, Timeout
+from ..errors import DaemonUnreachable, FailedPrecondition, Timeout
 from .output import OWN_FAILURE, print_json, say, tell
 from .session import open_link
 
@@ -29,10 +29,29 @@ def serve(arguments: Arguments) -> int:
         return serve_agentkernel(arguments)
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
+    if spawn.reachable(home):
+        _replace_daemon(arguments, home)
     say(f"serving {spawn.socket_path(home)}; messages go to {home}/daemon.log")
     addresses = [] if arguments.grpc == ["none"] else arguments.grpc or ["default"]
     listeners = [word for address in addresses for word in ("--grpc", address)]
     os.execv(sys.executable, [sys.executable, *spawn.daemon_arguments(home), *listeners])
+
+
+def _replace_daemon(arguments: Arguments, home: str) -> None:
+    """Stop a daemon that was started on demand and has no sandbox, so that this one can take its place."""
+    link = open_link(arguments, start=False)
+    health = link.call(calls.get("/v1/health"))
+    pid, sandboxes = health.get("pid"), health.get("sandboxes")
+    if health.get("pinned") or sandboxes:
+        held = f" with {sandboxes} sandboxes" if sandboxes else ""
+        raise FailedPrecondition(
+            f"a daemon (pid {pid}) serves {home} already{held}",
+            hint="atoll daemon stop; atoll serve (sandboxes go on meanwhile)",
+        )
+    say(f"taking over from the daemon that was started on demand (pid {pid})")
+    link.call(calls.post("/v1/daemon/stop", {"force": False}))
+    link.close()
+    _wait_until_gone(pid, home)
 
 
 def start(arguments: Arguments) -> int:
@@ -71,13 +90,17 @@ def stop(arguments: Arguments) -> int:
         return OWN_FAILURE
     link.call(calls.post("/v1/daemon/stop", {"force": bool(arguments.force)}))
     link.close()
-    until = time.monotonic() + STOP_DEADLINE
-    while _is_there(pid) or spawn.reachable(link.home):
-        if time.monotonic() > until:
-            raise Timeout(f"the daemon (pid {pid}) has not ended yet", hint=f"see {link.home}/daemon.log")
-        time.sleep(0.02)
+    _wait_until_gone(pid, link.home)
     tell("Daemon: stopped")
     return 0
+
+
+def _wait_until_gone(pid: object, home: str) -> None:
+    until = time.monotonic() + STOP_DEADLINE
+    while _is_there(pid) or spawn.reachable(home):
+        if time.monotonic() > until:
+            raise Timeout(f"the daemon (pid {pid}) has not ended yet", hint=f"see {home}/daemon.log")
+        time.sleep(0.02)
 
 
 def _is_there(pid: object) -> bool:

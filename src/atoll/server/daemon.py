@@ -56,10 +56,10 @@ class Daemon:
         )
         self._grpc = grpc
         self._stopping = asyncio.Event()
-        self._pinned = grpc is not None
+        self.pinned = grpc is not None
 
     def pin(self) -> None:
-        self._pinned = True
+        self.pinned = True
 
     async def stop(self, force: bool) -> int:
         """Stop soon; the number of sandboxes that go on. With `force` they are destroyed first."""
@@ -106,7 +106,7 @@ class Daemon:
         since = time.monotonic()
         while True:
             await asyncio.sleep(min(CHECK, limit))
-            if self._pinned or self._connections or self.core.store.count_live():
+            if self.pinned or self._connections or self.core.store.count_live():
                 since = time.monotonic()
             elif time.monotonic() - since >= limit and await self._nobody_comes():
                 log.info("nothing to do for %.0f s", limit)

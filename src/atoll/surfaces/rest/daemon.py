@@ -16,6 +16,7 @@ async def health(rest: Rest, exchange: Exchange) -> None:
     if may(exchange.who, "admin"):  # counts of all owners together, and paths of the host, are no tenant's business
         told |= {
             "pid": os.getpid(),
+            "pinned": rest.host.pinned,
             "uptime_s": round(time.time() - rest.host.started_at, 3),
             "sandboxes": rest.core.store.count_live(),
             "home": str(rest.core.home),

@@ -14,6 +14,7 @@ class Host(Protocol):
     """The daemon around the app."""
 
     started_at: float
+    pinned: bool  # stays when there is nothing to do
 
     def pin(self) -> None: ...
 

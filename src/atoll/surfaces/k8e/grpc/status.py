@@ -56,6 +56,11 @@ _ERROR: dict[grpc.StatusCode, type[errors.AtollError]] = {
 }
 
 
+def meanings() -> list[tuple[grpc.StatusCode, type[errors.AtollError]]]:
+    """Return what each status means when nothing more is sent with it."""
+    return sorted(_ERROR.items(), key=lambda item: int(item[0].value[0]))
+
+
 def status_of(error: errors.AtollError) -> grpc.StatusCode:
     """The status of the nearest class of the error that has one."""
     for cls in type(error).__mro__:
