@@ -134,3 +134,16 @@ def test_rules_that_cannot_be_held_are_refused(daemon: DaemonProcess, rule: str)
 def test_subagents_have_the_parents_rules(daemon: DaemonProcess, ruled: Box) -> None:
     other = daemon.post(f"{ruled.path}/subagents", {})
     assert other["require_approval"] == ruled.info()["require_approval"]
+
+
+def test_the_terminal_shows_a_command_to_its_end(atoll: Atoll, daemon: DaemonProcess, ruled: Box) -> None:
+    """F2-H6: what stands behind many blanks and many lines is shown before anybody can type the number."""
+    command = "echo git push" + " " * 1100 + "; echo the end of it"
+    stdin = "".join(f"line {number}\n" for number in range(700))
+    asking = Asking(lambda: ruled.exec(command, stdin=stdin))
+    seen = decide_at_terminal(atoll, held(daemon, ruled.id)["id"])
+    assert "echo git push⟨1100 spaces⟩; echo the end of it".encode() in seen
+    missing = [number for number in range(700) if f"| line {number}\r\n".encode() not in seen.replace(b"\r\r", b"\r")]
+    assert missing == []
+    asking.join(60)
+    assert asking.answer["stdout"] == "git push\nthe end of it\n"

@@ -129,7 +129,7 @@ async def test_the_words_shown_to_the_approver_are_the_words_that_run(core: Core
     async with asyncio.timeout(60):
         while not (waiting := await core.approvals.pending(BOSS)):
             await asyncio.sleep(0.01)
-    assert (waiting[0].kind, waiting[0].action) == ("command", "echo danger")
+    assert (waiting[0].kind, waiting[0].action) == ("command", "echo danger\nworking directory: /tmp")
     assert await core.commands.list(AGENT, sandbox.id) == [], "nothing has run"
     await core.approvals.decide(BOSS, waiting[0].id, True)
     assert (await running).stdout == "danger\n"

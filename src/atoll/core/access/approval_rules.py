@@ -1,21 +1,27 @@
 """`--require-approval`: which commands and which writes of a sandbox wait for a person.
 
-    command:GLOB   what is started: the shell text, the code, or the arguments as a shell would write them
-    path:GLOB      a file operation from outside that changes such a path
+    command:GLOB   what is started: the shell text, the code, or the arguments as a shell would write them; also what it
+                   finds on stdin, as a whole and line by line, and its words behind its environment
+    path:GLOB      a file operation from outside that changes such a path, as it is named or where links lead
     host:GLOB      a connection from inside to such a name, which the list of hosts has to allow as well
 
 The first two see what a caller asks atoll to do, not what a program inside does by itself: a script that is allowed to start
-may run and write anything the sandbox can. Connections are held at the broker, whoever makes them.
+may run and write anything the sandbox can. A command whose words do not say what it will do waits whatever the globs are: one
+the caller feeds while it runs, and one with a variable that chooses other code (PATH, BASH_ENV, LD_PRELOAD, ...).
+Connections are held at the broker, whoever makes them.
 """
 
+import os
 import posixpath
 import shlex
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from atoll import errors
+from atoll.core.access import approved_text
 from atoll.core.access import terminal_presence as presence
 from atoll.core.access.principals import Principal
+from atoll.core.files.real_path import real_path
 from atoll.egress.policy import held_pattern
 from atoll.model import ExecSpec, RunSpec
 
@@ -48,23 +54,40 @@ class Gate:
     def __init__(self, approvals: "Approvals") -> None:
         self._approvals = approvals
 
-    async def command(self, who: Principal, live: "Live", spec: ExecSpec | RunSpec) -> None:
+    async def command(self, who: Principal, live: "Live", spec: ExecSpec | RunSpec) -> str | None:
+        """Wait where a rule says so. The seal of what was approved, for `check`; None when nobody had to decide."""
         if who.kind == "local":
             live.callers |= presence.sessions(presence.PEER_PID.get())
         globs = _globs(live, "command")
-        text = _text(spec)
-        if any(fnmatchcase(text, glob) for glob in globs):
-            await self._approvals.require(who, live.id, "command", text)
+        if not globs or not (_unforeseeable(live, spec) or any(fnmatchcase(t, g) for t in _texts(spec) for g in globs)):
+            return None
+        sealed = approved_text.seal(live, spec)
+        await self._approvals.require(who, live.id, "command", approved_text.describe(live, spec), sealed)
+        return sealed
+
+    def check(self, live: "Live", spec: ExecSpec | RunSpec, sealed: str | None) -> None:
+        """In the moment it runs: PermissionDenied unless this is what was approved."""
+        if sealed is not None and sealed != approved_text.seal(live, spec):
+            raise errors.PermissionDenied("this is not the command that was approved")
 
     async def change(self, who: Principal, live: "Live", op: str, fields: dict[str, Any]) -> None:
         globs = _globs(live, "path")
         if not globs or op not in CHANGING:
             return
         named = [fields[key] for key in ("path", "src", "dst") if fields.get(key)] + list(fields.get("files") or [])
-        paths = [_absolute(path) for path in named]
+        asked = [_absolute(path) for path in named]
+        with live.use() as client:  # links are followed by the one who will do it
+            real = [[await real_path(client, _joined(path), last=last) for last in (False, True)] for path in named]
+        paths = [[path, *(os.fsdecode(one) for one in found)] for path, found in zip(asked, real, strict=True)]
         whole = op == "tar_in" or (op in ("sed", "chmod", "copy", "move", "remove") and bool(paths))
-        if any(_touches(path, glob, whole) for path in paths for glob in globs):
-            await self._approvals.require(who, live.id, "write", f"{op} {shlex.join(paths)}")
+        if not any(_touches(path, glob, whole) for ways in paths for path in ways for glob in globs):
+            return
+        lines = [approved_text.visible(f"{op} {shlex.join(asked)}")]
+        for path, found in zip(asked, paths, strict=True):
+            for other in dict.fromkeys(found):
+                if other != path:
+                    lines.append(f"{approved_text.visible(path)} is {approved_text.visible(other)}")
+        await self._approvals.require(who, live.id, "write", "\n".join(lines))
 
 
 def _globs(live: "Live", kind: str) -> list[str]:
@@ -72,15 +95,28 @@ def _globs(live: "Live", kind: str) -> list[str]:
     return [rule[len(start) :] for rule in live.spec.require_approval if rule.startswith(start)]
 
 
-def _text(spec: ExecSpec | RunSpec) -> str:
-    if isinstance(spec, RunSpec):
-        return spec.code
-    return spec.command if spec.command is not None else shlex.join(spec.argv or [])
+def _unforeseeable(live: "Live", spec: ExecSpec | RunSpec) -> bool:
+    """Whether the words of a command do not tell what it runs. A sandbox's own environment was chosen with its rules, that of
+    a sub-agent was not."""
+    given = {*spec.env, *(live.spec.env if live.parent_id is not None else ())}
+    return approved_text.takes_more_input(spec) or any(map(approved_text.steers, given))
+
+
+def _texts(spec: ExecSpec | RunSpec) -> list[str]:
+    words, stdin = approved_text.words_of(spec), approved_text.input_of(spec)
+    environment = " ".join(f"{name}={shlex.quote(value)}" for name, value in spec.env.items())
+    found = [words, f"{environment} {words}"] if environment else [words]
+    if isinstance(spec, RunSpec) and spec.args:
+        found.append(f"{words} {shlex.join(spec.args)}")
+    return [*found, stdin, *(line.strip() for line in stdin.split("\n"))] if stdin else found
 
 
 def _absolute(path: str | bytes) -> str:
-    text = path.decode("utf-8", "surrogateescape") if isinstance(path, bytes) else path
-    return posixpath.normpath(posixpath.join("/workspace", text))
+    return posixpath.normpath(os.fsdecode(_joined(path))).replace("//", "/")
+
+
+def _joined(path: str | bytes) -> bytes:
+    return posixpath.join(b"/workspace", os.fsencode(path))
 
 
 def _touches(path: str, glob: str, whole: bool) -> bool:

@@ -12,10 +12,11 @@ from typing import Any
 
 from atoll import errors
 from atoll.core.access import terminal_presence as presence
+from atoll.core.access.approved_text import visible
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
 from atoll.core.access.credentials import KeyHolder, may
 from atoll.core.access.principals import Principal, new_id
-from atoll.core.commands.history import History, escape
+from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Row, Store
 from atoll.model import ApprovalInfo
@@ -23,6 +24,7 @@ from atoll.model import ApprovalInfo
 LIFETIME = 300.0
 KEEP = 7 * 86400.0
 MAX_ACTION = 4096
+DESCRIBED = ("command", "write")  # kinds whose text is made of visible lines already
 MAX_PENDING = 64  # of one sandbox
 UNTIL = {"approved": "was approved already", "rejected": "was rejected already", "used": "was approved and used already",
          "expired": "has expired", "withdrawn": "was withdrawn"}  # fmt: skip
@@ -44,6 +46,11 @@ class Approvals:
         """A new approval, pending. `sessions` are the login sessions that may not decide it, by default the caller's."""
         if not action.strip() or len(action) > MAX_ACTION or "\0" in action:
             raise errors.InvalidArgument(f"an action is 1 to {MAX_ACTION} characters without NUL")
+        return self._request(who, ref, action, kind, sessions)
+
+    def _request(
+        self, who: Principal, ref: str, action: str, kind: str, sessions: frozenset[int] | None = None, seal: str = ""
+    ) -> ApprovalInfo:
         row = self._sandboxes.known(who, ref)
         if row["state"] in ("ended", "ending"):
             raise errors.FailedPrecondition("the sandbox has ended")
@@ -57,7 +64,7 @@ class Approvals:
             sessions = presence.sessions(pid) if pid else frozenset()
         self._store.add_approval(
             {"id": approval, "sandbox_id": row["id"], "owner": who.owner, "kind": kind, "action": action,
-             "digest": digest(row["id"], kind, action), "status": "pending", "requested_at": now,
+             "digest": digest(row["id"], kind, action, seal), "status": "pending", "requested_at": now,
              "expires_at": now + LIFETIME, "sessions": sorted(sessions)}
         )  # fmt: skip
         self._history.record(row["id"], who.owner, "approval", status="pending", approval_id=approval, action=action)
@@ -108,9 +115,10 @@ class Approvals:
         row = self._undecided(self._visible(who, approval))
         if isinstance(who, KeyHolder):
             return {"needed": False}
-        action = escape(row["action"])[:1000]
-        asks = f"sandbox {row['sandbox_id']} asks for approval of this {row['kind']}:\r\n\r\n    {action}"
-        self._challenges.ask(approval, asks, self._place(row))
+        shown = row["action"].split("\n") if row["kind"] in DESCRIBED else [visible(row["action"])]
+        asks = f"sandbox {row['sandbox_id']} asks for approval of this {row['kind']}:\r\n"
+        place = self._place(row)
+        await asyncio.to_thread(self._challenges.ask, approval, "\r\n    ".join([asks, *shown]), place)
         return {"needed": True}
 
     async def decide(
@@ -144,10 +152,11 @@ class Approvals:
 
     # For sandboxes made with --require-approval
 
-    async def require(self, who: Principal, sandbox: str, kind: str, action: str) -> None:
-        """Ask, wait and use the answer for this very action; PermissionDenied unless it was approved."""
-        shown = action if len(action) <= MAX_ACTION else f"{action[: MAX_ACTION - 100]}... (sha256 {_sha(action)})"
-        asked = await self.request(who, sandbox, shown, kind)
+    async def require(self, who: Principal, sandbox: str, kind: str, shown: str, seal: str = "") -> None:
+        """Ask, wait and use the answer for this very action; PermissionDenied unless it was approved.
+
+        `shown` is all of it in visible lines, `seal` a hash of what is to be done."""
+        asked = self._request(who, sandbox, shown, kind, seal=seal)
         try:
             found = await self.wait(who, asked.id)
         except errors.Timeout:
@@ -155,7 +164,7 @@ class Approvals:
                 f"this {kind} needs approval, and nobody decided in time", details={"approval_id": asked.id}
             ) from None
         row = self._store.approval(asked.id)
-        if found.status != "approved" or row is None or row["digest"] != digest(sandbox, kind, shown):
+        if found.status != "approved" or row is None or row["digest"] != digest(sandbox, kind, shown, seal):
             because = f": {found.reason}" if found.reason else ""
             raise errors.PermissionDenied(
                 f"this {kind} needs approval, and was rejected{because}", details={"approval_id": asked.id}
@@ -210,8 +219,8 @@ class Approvals:
         )  # fmt: skip
 
 
-def digest(sandbox: str, kind: str, action: str) -> str:
-    return _sha(f"{sandbox}\0{kind}\0{action}")
+def digest(sandbox: str, kind: str, action: str, seal: str = "") -> str:
+    return _sha(f"{sandbox}\0{kind}\0{action}" + (f"\0{seal}" if seal else ""))
 
 
 def _sha(text: str) -> str:

@@ -6,13 +6,14 @@ terminal, who is not in a login session that waits for an approval itself. Where
 allows it in config.toml: `[security] approve_keys_without_terminal = true`.
 """
 
+import asyncio
 from collections.abc import Iterable
 
 from atoll import errors
+from atoll.core.access.approved_text import visible
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
 from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import Principal
-from atoll.core.commands.history import escape
 from atoll.core.store.sqlite import Store
 
 POWERFUL = frozenset(("approve", "admin"))
@@ -25,15 +26,13 @@ class Granting:
         self._freely = freely
         self._challenges = Challenges()
 
-    def challenge(self, who: Principal, name: str, scopes: Iterable[str]) -> bool:
+    async def challenge(self, who: Principal, name: str, scopes: Iterable[str]) -> bool:
         """Show on the caller's terminal what it takes to make this key; whether anything is needed."""
         if not self._needed(who, scopes):
             return False
         wanted = _subject(name, scopes)
-        shown = escape(name)[:80]
-        self._challenges.ask(
-            wanted, f"a key {shown} is about to be made that can approve in your place.", self._place()
-        )
+        asks = f"a key {visible(name[:80])} is about to be made that can approve in your place."
+        await asyncio.to_thread(self._challenges.ask, wanted, asks, self._place())
         return True
 
     def check(self, who: Principal, name: str, scopes: Iterable[str], answer: str | None) -> None:

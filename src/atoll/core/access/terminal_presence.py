@@ -4,12 +4,19 @@ An agent and its user have the same uid. What tells them apart is the kernel's s
 calling process. A program that drives a terminal of its own from a process of its own can pretend; SECURITY.md says so.
 """
 
+import errno
 import os
+import re
+import select
+import time
 from contextvars import ContextVar
 from typing import NamedTuple
 
 PEER_PID: ContextVar[int] = ContextVar("atoll-peer-pid", default=0)  # of a local caller, set by the door; 0 is unknown
 
+SHOW_SECONDS = 10.0
+_BRACKETS = ("⟨", "⟩")
+_SPLIT = re.compile("([⟨⟩])")
 _DEEPEST = 64
 _PTS_MAJOR = range(136, 144)
 _CONSOLE_MAJOR = 4
@@ -66,9 +73,21 @@ def terminal(pid: int) -> str | None:
 
 
 def show(path: str, text: str) -> None:
-    """Write on somebody's terminal, without waiting for it and without taking it over."""
+    """Write all of it on somebody's terminal without taking it over, or fail. Waits a while for a slow one: call it in a thread.
+
+    All but plain ASCII is written as escapes; the two brackets around what was made visible are the exception."""
+    left = b"".join(
+        part.encode() if part in _BRACKETS else part.encode("ascii", "backslashreplace") for part in _SPLIT.split(text)
+    )
     fd = os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        os.write(fd, text.encode("ascii", "backslashreplace"))
+        until = time.monotonic() + SHOW_SECONDS
+        while left:
+            try:
+                left = left[os.write(fd, left[:2048]) :]
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise TimeoutError(errno.ETIMEDOUT, "it does not take what is to be shown") from None
+                select.select([], [fd], [], 0.2)
     finally:
         os.close(fd)

@@ -59,8 +59,8 @@ class Commands:
         repeated = self._repeated(live, spec)
         if repeated is not None:
             return await self._wait_for(live, repeated)
-        await self._admit(who, live, spec)
-        running = await self._start(live, spec, background=False)
+        sealed = await self._admit(who, live, spec)
+        running = await self._start(live, spec, sealed, background=False)
         if not running.ended:
             async for _ in running.consume():
                 pass
@@ -76,8 +76,8 @@ class Commands:
             async for item in self.attach(who, ref, spec.id):
                 yield item
             return
-        await self._admit(who, live, spec)
-        running = await self._start(live, spec, background=False)
+        sealed = await self._admit(who, live, spec)
+        running = await self._start(live, spec, sealed, background=False)
         yield Started(command_id=running.id, sandbox_id=live.id, pid=running.pid)
         if running.ended:
             for channel, kept in running.output.kept.items():
@@ -104,8 +104,8 @@ class Commands:
             raise errors.Exhausted(
                 f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
             )
-        await self._admit(who, live, spec)
-        running = await self._start(live, spec, background=True)
+        sealed = await self._admit(who, live, spec)
+        running = await self._start(live, spec, sealed, background=True)
         if not terminal:
             self._history.record_later(live.id, live.owner, "background", command_id=running.id)
         if not running.ended:
@@ -272,16 +272,20 @@ class Commands:
 
     # Inside
 
-    async def _admit(self, who: Principal, live: Live, spec: Spec) -> None:
-        """Wait for a person where a rule of the sandbox says so."""
-        if live.spec.require_approval:
-            await self._gate.command(who, live, spec)
-            if live.state != "running":
-                raise live.not_running()
-            if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
-                raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
+    async def _admit(self, who: Principal, live: Live, spec: Spec) -> str | None:
+        """Wait for a person where a rule of the sandbox says so. The seal of what was approved, if somebody had to."""
+        if not live.spec.require_approval:
+            return None
+        sealed = await self._gate.command(who, live, spec)
+        if live.state != "running":
+            raise live.not_running()
+        if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
+            raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
+        return sealed
 
-    async def _start(self, live: Live, spec: Spec, *, background: bool) -> Running:
+    async def _start(self, live: Live, spec: Spec, sealed: str | None, *, background: bool) -> Running:
+        if sealed is not None:
+            self._gate.check(live, spec, sealed)
         command = spec.id or new_command_id()
         cwd = spec.cwd or live.spec.workdir
         call = languages.call(spec, command, cwd) if isinstance(spec, RunSpec) else None

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from atoll import errors
 from atoll.core.access.principals import Principal
 from atoll.model import CreateFromManifest, ExecSpec, SandboxInfo
+from atoll.model.files import MakeDirectory
 
 if TYPE_CHECKING:
     from atoll.core import Core
 
 MAX_ENTRIES = 1000
 MAX_TEXT = 32 << 20
-DIR_TIMEOUT, CLONE_TIMEOUT = 10.0, 120.0
+CLONE_TIMEOUT = 120.0
 REPO = re.compile(r"(https?://[A-Za-z0-9\[]|git@[A-Za-z0-9])[^\s\x00-\x1f\x7f]{0,2000}")
 REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
 MODE = re.compile(r"(0o)?[0-7]{1,4}")
@@ -60,13 +61,13 @@ class Manifests:
 
     async def _do(self, who: Principal, sandbox: str, step: Step) -> None:
         path = f"/workspace/{step.path}"
-        with self._core.sandboxes.reach(who, sandbox).use() as client:
-            if step.kind == "file":
-                await client.upload("write", step.content, path=path, mode=step.mode, parents=True)
-            elif step.kind == "dir":
-                await client.request("mkdir", timeout=DIR_TIMEOUT, path=path, parents=True, exist_ok=True)
-            else:
-                await self._clone(who, sandbox, step, path)
+        if step.kind == "file":
+            await self._core.files.write(who, sandbox, path, step.content, mode=step.mode, parents=True)
+        elif step.kind == "dir":
+            wanted = MakeDirectory(path=path, parents=True, exist_ok=True)
+            await self._core.files.ask(who, sandbox, "mkdir", wanted)
+        else:
+            await self._clone(who, sandbox, step, path)
 
     async def _clone(self, who: Principal, sandbox: str, step: Step, path: str) -> None:
         argv = ["git", "clone", "--quiet", "--depth", "1", "-b", step.ref, "--", step.repo, path]

@@ -79,7 +79,7 @@ async def create_key(rest: Rest, exchange: Exchange) -> None:
 async def challenge_key(rest: Rest, exchange: Exchange) -> None:
     require(exchange.who, "admin")
     asked = await exchange.json(ChallengeKey)
-    await exchange.answer({"needed": rest.core.granting.challenge(exchange.who, asked.name, asked.scopes)})
+    await exchange.answer({"needed": await rest.core.granting.challenge(exchange.who, asked.name, asked.scopes)})
 
 
 @route("POST", "/v1/keys/revoke", "End a key, and every certificate issued for it, at once", NamedKey)

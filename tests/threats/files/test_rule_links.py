@@ -1,0 +1,47 @@
+"""F2-M5: a `path:` rule holds a write wherever links lead it, as the agent of each runtime resolves them."""
+
+from typing import Any
+
+import pytest
+from sandbox_lab import Lab, _UnixConnection, until
+
+from atoll import Sandbox
+
+WAYS = (
+    "/etc/motd",
+    "/proc/self/root/etc/motd",
+    "/proc/1/root/etc/motd",
+    "/workspace/link/motd",
+    "/workspace/file",
+    "/workspace/link/x/../motd",
+)
+
+
+def asked(lab: Lab, box: str, target: str) -> dict[str, Any]:
+    """The approval a write waits for; the caller then leaves, which takes the request back."""
+    connection = _UnixConnection(f"{lab.home}/daemon.sock")
+    try:
+        connection.request("PUT", f"/v1/sandboxes/{box}/files?path={target}", b"changed")
+
+        return dict(until(lambda: waiting(lab, box), f"the write to {target} waits")[0])
+    finally:
+        connection.close()
+        until(lambda: not waiting(lab, box), "the request is taken back")
+
+
+def waiting(lab: Lab, box: str) -> list[Any]:
+    return [one for one in lab.ask("GET", "/v1/approvals")[1]["approvals"] if one["sandbox_id"] == box]
+
+
+@pytest.mark.parametrize("target", WAYS)
+def test_a_write_through_links_is_held(lab: Lab, ruled: Sandbox, target: str) -> None:
+    found = asked(lab, ruled.id, target)
+    assert found["kind"] == "write" and "/etc/motd" in found["action"]
+
+
+@pytest.fixture(scope="module")
+def ruled(lab: Lab, runtime: str) -> Any:
+    with lab.sandbox(runtime=runtime, require_approval=["path:/etc/*"]) as made:
+        made.exec("mkdir -p /etc/x; ln -s /etc /workspace/link; ln -s link/motd /workspace/file")
+        made.files.write("/workspace/free", "not held")
+        yield made
