@@ -1,7 +1,6 @@
 """`network: true`: the machine's named services answer at the gateway, nothing else of it does."""
 
 import http.server
-import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -54,8 +53,12 @@ def fetch(fn: FunctionLab, sandbox: str, url: str) -> str:
     return str(answer["stdout"]).strip()
 
 
-def test_iii_Q22_D2_only_named_ports_of_the_machine_answer(fn: FunctionLab, services: tuple[Service, Service]) -> None:
-    """Reach a service whose URL the boot environment names, by that variable, and no other one of the machine."""
+def test_iii_Q22_D2_only_named_ports_of_the_machine_answer(
+    own_fn: FunctionLab, services: tuple[Service, Service]
+) -> None:
+    """Reach a service whose URL the boot environment names and whose port the operator opened, and no other one."""
+    fn = own_fn
+    fn.configure(host_ports=[services[0].port])
     if not fn.ask("GET", "/v1/egress")[1]["works"]:
         pytest.skip("egress does not work here")
     named, hidden = services
@@ -89,9 +92,11 @@ def test_iii_network_off_has_no_way_out(fn: FunctionLab, services: tuple[Service
 
 
 def test_iii_run_with_network_uses_the_rewritten_environment(
-    fn: FunctionLab, services: tuple[Service, Service]
+    own_fn: FunctionLab, services: tuple[Service, Service]
 ) -> None:
     """Let a one-shot snippet reach the service its environment names."""
+    fn = own_fn
+    fn.configure(host_ports=[services[0].port])
     if not fn.ask("GET", "/v1/egress")[1]["works"]:
         pytest.skip("egress does not work here")
     code = FETCH.replace("sys.argv[1]", "__import__('os').environ['API']")
@@ -100,8 +105,16 @@ def test_iii_run_with_network_uses_the_rewritten_environment(
     assert done["stdout"] == "named\n", done
 
 
-def test_iii_host_services_are_not_reachable_by_many_names(fn: FunctionLab) -> None:
-    """Refuse an environment that names more ports than one sandbox may have."""
-    env = {f"V{n}": f"http://localhost:{20000 + n}" for n in range(65)}
-    assert fn.refused("sandbox::create", image="python", network=True, env=env).code == "S001"
-    assert os.path.exists(f"{fn.home}/daemon.sock")
+def test_iii_text_in_a_value_opens_no_port_of_the_machine(fn: FunctionLab, services: tuple[Service, Service]) -> None:
+    """F2-M2: without the operator's list no URL opens a port, and text that mentions one never does."""
+    if not fn.ask("GET", "/v1/egress")[1]["works"]:
+        pytest.skip("egress does not work here")
+    url = f"http://localhost:{services[0].port}/"
+    env = {"URL": url, "TASK": f"please read {url} and tell"}
+    sandbox = fn.create(network=True, env=env)["sandbox_id"]
+    try:
+        assert fn.sh(sandbox, "echo $URL; echo $TASK")["stdout"].splitlines() == list(env.values())
+        gateway = f"http://host.atoll.internal:{services[0].port}/"
+        assert fetch(fn, sandbox, gateway).startswith("no ") and fetch(fn, sandbox, url).startswith("no ")
+    finally:
+        fn("sandbox::stop", sandbox_id=sandbox)

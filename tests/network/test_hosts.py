@@ -250,3 +250,18 @@ def test_two_lists_at_once(make: Callable[..., Box], lab: Lab) -> None:
     code = client + "print(tls('b.example')); print(tls('twin.example'))"
     assert [line[:3] for line in first.run(code)["stdout"].splitlines()] == ["got", "no "]
     assert [line[:3] for line in second.run(code)["stdout"].splitlines()] == ["no ", "got"]
+
+
+def test_narrowing_a_parent_narrows_its_sub_agents(make: Callable[..., Box], lab: Lab) -> None:
+    """F2-M6: what is taken from a parent is cut in its sub-agents, open connections too, and they cannot take it back."""
+    box = make(hosts=["a.example", "b.example"])
+    child = Box(lab, lab.post(f"{box.path}/subagents", {})["id"])
+    code = client + "[print(fetch(f'http://{name}.example/')) for name in 'ab']"
+    assert child.run(code)["stdout"].splitlines() == ["got hello from a.example", "got hello from b.example"]
+    lab.post(f"{box.path}/hosts", {"hosts": ["b.example"]})
+    assert lab.get(f"{child.path}/hosts")["hosts"] == ["b.example"]
+    assert child.run(code)["stdout"].splitlines() == ["no gaierror", "got hello from b.example"]
+    with pytest.raises(Failed, match="permission_denied"):
+        lab.post(f"{child.path}/hosts", {"add": ["a.example"]})
+    lab.post(f"{box.path}/hosts", {"hosts": []})
+    assert lab.get(f"{child.path}/hosts")["hosts"] == []

@@ -54,7 +54,7 @@ class Core:
         self.history = History(self.store, home / "transcripts")
         self.secrets = Vault(Secrets(home))
         self.sandboxes = Sandboxes(self.store, backend, images, self.network, self.history, config, home, self.secrets)
-        self.approvals = Approvals(self.sandboxes, self.store, self.history)
+        self.approvals = Approvals(self.sandboxes, self.store, self.history, self.keys)
         gate = Gate(self.approvals)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs", self.secrets, gate)
         self.files = Files(self.sandboxes, self.history, gate)

@@ -15,6 +15,7 @@ from atoll.core.access import terminal_presence as presence
 from atoll.core.access.approved_text import visible
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
 from atoll.core.access.credentials import KeyHolder, may
+from atoll.core.access.keys import Keys
 from atoll.core.access.principals import Principal, new_id
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -31,10 +32,11 @@ UNTIL = {"approved": "was approved already", "rejected": "was rejected already",
 
 
 class Approvals:
-    def __init__(self, sandboxes: Sandboxes, store: Store, history: History) -> None:
+    def __init__(self, sandboxes: Sandboxes, store: Store, history: History, keys: Keys) -> None:
         self._sandboxes = sandboxes
         self._store = store
         self._history = history
+        self._keys = keys
         self._decided: dict[str, asyncio.Event] = {}
         self._challenges = Challenges()
 
@@ -178,6 +180,8 @@ class Approvals:
                 raise errors.PermissionDenied("this key may not approve", hint="a key with the scope approve can")
             if who.owner == row["owner"]:
                 raise errors.PermissionDenied("nobody approves their own request")
+            if row["owner"] in self._keys.makers(who.key_id):
+                raise errors.PermissionDenied("this key was made by the one who asks")
             return
         self._challenges.check(row["id"], answer, self._place(row), "run: atoll sandbox approve " + row["id"])
 

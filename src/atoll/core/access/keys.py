@@ -126,6 +126,17 @@ class Keys:
             raise NotFound(f"no key named {name!r}")
         return _key(found[0])
 
+    def makers(self, key_id: str) -> set[str]:
+        """The owners that a key comes from: who made it, who made the keys that made it, and so on."""
+        found: set[str] = set()
+        makers = {row["created_by"] for row in self._rows("id = ?", key_id)}
+        while makers:
+            maker = makers.pop()
+            if maker and maker not in found:
+                found.add(maker)
+                makers |= {row["created_by"] for row in self._rows("name = ?", maker.removeprefix("key:"))}
+        return found
+
     def list(self, *, revoked: bool = False) -> list[Key]:
         return [_key(row) for row in self._rows("1" if revoked else "revoked_at IS NULL")]
 
@@ -135,7 +146,9 @@ class Keys:
         self._write("UPDATE api_key SET revoked_at = ? WHERE id = ?", int(self._clock()), key.id)
         return _key(self._rows("id = ?", key.id)[0])
 
-    def import_k8e(self, text: str | bytes, *, scopes: Iterable[str] = ("use",)) -> dict[str, str]:
+    def import_k8e(
+        self, text: str | bytes, *, scopes: Iterable[str] = ("use",), created_by: str = "import"
+    ) -> dict[str, str]:
         """Take over K8E's keys.json, in its present or its old flat form. Answers what became of each name."""
         try:
             data = json.loads(text)
@@ -150,7 +163,7 @@ class Keys:
                 outcome[name] = "present" if known[0]["revoked_at"] is None else "revoked"
                 continue
             try:
-                self._insert(name, secret, created or int(self._clock()), expires, ttl, scopes, {}, "import")
+                self._insert(name, secret, created or int(self._clock()), expires, ttl, scopes, {}, created_by)
                 outcome[name] = "imported"
             except AlreadyExists:
                 outcome[name] = "name taken"

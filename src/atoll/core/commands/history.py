@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ WINDOW_DEFAULT, WINDOW_MOST = 64 * 1024, 256 * 1024
 OPEN_FILES = 64
 MAX_LINE = 4096
 MASKED_FROM = 4
+MASKED_LINE_FROM = 8  # of one line of a longer value
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\\\ud800-\udfff]")
 
@@ -56,8 +57,10 @@ class Writer:
         self._left[stream] = left - len(data)
         self._partial[stream] = lines.pop()
         if len(self._partial[stream]) > MAX_LINE or self._left[stream] <= 0:
-            lines.append(self._partial[stream])
-            self._partial[stream] = b""
+            kept = self._history.longest_mask(self._sandbox) if self._left[stream] > 0 else 0
+            cut = len(self._partial[stream]) - min(kept, MAX_LINE)  # a secret may have begun and not ended yet
+            lines.append(self._partial[stream][:cut])
+            self._partial[stream] = self._partial[stream][cut:]
         text = "".join(self._line(stream, line.decode("utf-8", "surrogateescape")) for line in lines)
         if self._left[stream] <= 0:
             text += self._line(stream, "(more output follows, not recorded)")
@@ -83,7 +86,7 @@ class History:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._files: OrderedDict[str, int] = OrderedDict()
         self._news = asyncio.Event()
-        self._masks: dict[str, set[str]] = {}  # values of secrets, which a transcript shows as ***
+        self._masks: dict[str, tuple[str, ...]] = {}  # values of secrets, which a transcript shows as ***
 
     def close(self) -> None:
         for fd in self._files.values():
@@ -118,11 +121,19 @@ class History:
     def writer(self, sandbox: str, command: str) -> Writer:
         return Writer(self, sandbox, command)
 
-    def mask(self, sandbox: str, values: Iterable[str]) -> None:
-        """Keep these values, the secrets of a sandbox, out of its transcript. Very short ones would blank all the rest."""
+    def mask(self, sandbox: str, values: Collection[str]) -> None:
+        """Keep these values, the secrets of a sandbox, out of its transcript. Very short ones would blank all the rest.
+
+        A transcript has lines, so each line of a value is kept out by itself."""
         found = {escape(value) for value in values if len(value) >= MASKED_FROM}
+        found |= {escape(line) for value in values for line in value.splitlines() if len(line) >= MASKED_LINE_FROM}
         if found:
-            self._masks.setdefault(sandbox, set()).update(found)
+            known = found.union(self._masks.get(sandbox, ()))
+            self._masks[sandbox] = tuple(sorted(known, key=len, reverse=True))  # the longest first: it may hold others
+
+    def longest_mask(self, sandbox: str) -> int:
+        """Bytes of the longest value that is kept out of a transcript."""
+        return max((len(value.encode("utf-8", "surrogateescape")) for value in self._masks.get(sandbox, ())), default=0)
 
     def append(self, sandbox: str, text: str) -> None:
         for value in self._masks.get(sandbox, ()):

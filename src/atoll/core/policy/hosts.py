@@ -64,12 +64,37 @@ class Hosts:
                     "this sandbox was made without a network", hint="create one without --no-network"
                 )
             wanted = await self._wanted(policy, change)
+            if row["parent_id"] is not None:
+                self._check_parent(row["parent_id"], wanted["hosts"])
             if live is not None and live.state in ("running", "paused"):
                 await self._network.update(sandbox, wanted)
             row = self._store.sandbox(sandbox) or row
             self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
             self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
+            for child in self._store.children(sandbox):
+                await self._narrow(who, child["id"], wanted["hosts"])
         return await self.get(who, sandbox)
+
+    def _check_parent(self, parent: str, hosts: list[str]) -> None:
+        row = self._store.sandbox(parent)
+        allowed = row["record"].get("policy", {}).get("hosts", []) if row is not None else []
+        if wider := not_among(allowed, hosts):
+            raise errors.PermissionDenied(f"{wider[0]!r:.120} is not among the parent's hosts")
+
+    async def _narrow(self, who: Principal, sandbox: str, parents: list[str]) -> None:
+        """Take from a sub-agent what its parent has no more. When this returns, what was closed is cut."""
+        live = self._sandboxes.live.get((who.owner, sandbox))
+        async with live.changing if live is not None else nullcontext():
+            row = self._store.sandbox(sandbox)
+            policy = row["record"].get("policy", {}) if row is not None else {}
+            gone = not_among(parents, policy.get("hosts") or [])
+            if row is None or row["state"] in ("ending", "ended") or policy.get("network") != "hosts" or not gone:
+                return
+            wanted = {**policy, "hosts": [host for host in policy["hosts"] if host not in gone], "default": False}
+            if live is not None and live.state in ("running", "paused"):
+                await self._network.update(sandbox, wanted)
+            self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
+            self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
 
     async def _wanted(self, policy: dict[str, Any], change: ChangeHosts) -> dict[str, Any]:
         if change.hosts is not None or not (change.add or change.remove):
@@ -114,3 +139,8 @@ class Hosts:
         if row is not None:
             used = {"hosts": counters.get("hosts", {}), "refused": counters.get("refused", 0)}
             self._history.record(sandbox, row["owner"], "traffic", **used)
+
+
+def not_among(parents: list[str], asked: list[str]) -> list[str]:
+    """The hosts that a sub-agent may not have, because its parent does not."""
+    return [host for host in asked if host not in parents and "*" not in parents]

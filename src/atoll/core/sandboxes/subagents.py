@@ -11,6 +11,7 @@ import msgspec
 
 from atoll import errors
 from atoll.core.access.principals import Principal
+from atoll.core.policy.hosts import not_among
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, SubAgent, convert
@@ -91,7 +92,6 @@ def _limits(held: dict[str, dict[str, Any]], asked: LimitsSpec) -> LimitsSpec:
 def _hosts(parents: list[str], asked: list[str] | None) -> list[str]:
     if asked is None:
         return parents
-    wider = [host for host in asked if host not in parents and "*" not in parents]
-    if wider:
+    if wider := not_among(parents, asked):
         raise errors.PermissionDenied(f"{wider[0]!r:.120} is not among the parent's hosts")
     return asked

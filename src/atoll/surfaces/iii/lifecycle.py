@@ -37,7 +37,7 @@ async def create(door: Door, request: r.Create) -> r.Created:
     env = r.environment(request.env)
     ports: list[int] = []
     if request.network:
-        env, ports = point_at_gateway(env)
+        env, ports = point_at_gateway(env, settings.host_ports)
     image, program = _image(door, request.image)
     _check_caps(door, request)
     made = str(uuid.uuid4())

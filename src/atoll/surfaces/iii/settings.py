@@ -58,6 +58,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     upload_idle_secs: U64 = 5
     max_lifetime_secs: U64 = 0
     disk_mb: U64 | None = None
+    host_ports: Annotated[list[Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=64)] = field(default_factory=list)
 
     @property
     def exec_slots(self) -> int:

@@ -1,6 +1,7 @@
 """Words of a command without a shell, and URLs of the machine's own services pointed at the sandbox's gateway."""
 
 import re
+from collections.abc import Collection
 
 from atoll.egress import HOST_NAME
 from atoll.surfaces.iii.failure import EXEC_EXAMPLE, Failure
@@ -89,32 +90,29 @@ LOCAL_URL = re.compile(
         (?P<user>[^\s/?\#,;|"'<>]*@)?
         (?:localhost|127\.0\.0\.1)
         (?::(?P<port>[0-9]{1,5}))?
-        (?=[/?\#\s,;|"'<>)\]}&]|$)""",
+        (?P<rest>[/?\#][^\s,;|"'<>]*)?""",
     re.X | re.I,
 )
-MOST_PORTS = 64
 
 
-def point_at_gateway(env: dict[str, str]) -> tuple[dict[str, str], list[int]]:
-    """Boot environment with localhost URLs pointed at the gateway, and the host ports that must answer there."""
+def point_at_gateway(env: dict[str, str], allowed: Collection[int]) -> tuple[dict[str, str], list[int]]:
+    """Boot environment with localhost URLs pointed at the gateway, and the host ports that must answer there.
+
+    Only a value that is one URL counts, and only with a port from the operator's list: text that merely mentions one of this
+    machine's services opens nothing."""
     ports: set[int] = set()
-
-    def rewrite(found: re.Match[str]) -> str:
-        given = found["port"]
-        port = int(given) if given else DEFAULT_PORTS.get(found["scheme"].lower(), 0)
-        if not 0 < port <= 65535:
-            return found[0] if given else _at_gateway(found)
-        ports.add(port)
-        return _at_gateway(found)
-
-    changed = {key: LOCAL_URL.sub(rewrite, value) for key, value in env.items()}
-    if len(ports) > MOST_PORTS:
-        raise Failure(
-            "S001", f"env names {len(ports)} ports of this machine; {MOST_PORTS} is the most", note="name fewer"
-        )
+    changed = dict(env)
+    for key, value in env.items():
+        found = LOCAL_URL.fullmatch(value)
+        if found is None:
+            continue
+        port = int(found["port"]) if found["port"] else DEFAULT_PORTS.get(found["scheme"].lower(), 0)
+        if port in allowed:
+            ports.add(port)
+            changed[key] = _at_gateway(found)
     return changed, sorted(ports)
 
 
 def _at_gateway(found: re.Match[str]) -> str:
     port = f":{found['port']}" if found["port"] else ""
-    return f"{found['scheme']}://{found['user'] or ''}{HOST_NAME}{port}"
+    return f"{found['scheme']}://{found['user'] or ''}{HOST_NAME}{port}{found['rest'] or ''}"

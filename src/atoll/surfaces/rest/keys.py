@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from atoll import errors, model
 from atoll.core.access.audited_verbs import SOURCE
-from atoll.core.access.credentials import require
+from atoll.core.access.credentials import KeyHolder, require
 from atoll.core.access.keys import Key, parse_ttl
 from atoll.server.request import Exchange, flag
 from atoll.surfaces.rest.routes import Rest, route
@@ -99,7 +99,8 @@ async def import_keys(rest: Rest, exchange: Exchange) -> None:
     asked = await exchange.json(ImportKeys)
     rest.core.granting.check(exchange.who, "import", asked.scopes, None)
     _write_down(rest, exchange, "keys.import")
-    await exchange.answer({"keys": rest.core.keys.import_k8e(asked.text, scopes=asked.scopes)})
+    maker = exchange.who.owner if isinstance(exchange.who, KeyHolder) else "import"
+    await exchange.answer({"keys": rest.core.keys.import_k8e(asked.text, scopes=asked.scopes, created_by=maker)})
 
 
 @route("GET", "/v1/keys/certificates", "Client certificates that Login has issued")
