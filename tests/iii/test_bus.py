@@ -327,3 +327,24 @@ def test_iii_D13_leftovers_of_a_crash_are_removed_at_the_next_start(own_fn: Func
         assert bus.refused("sandbox::exec", sandbox_id=left, cmd="true").code == "S004"
     finally:
         bus.close()
+
+
+@pytest.mark.parametrize("how", ["lifeline", "signal"])
+def test_line_28_the_engines_other_daemon_stays_until_the_engine_goes(tmp_path: Path, how: str) -> None:
+    """An engine starts `iii-worker worker-manager-daemon` again and again if it ends by itself."""
+    inside, outside = os.pipe()
+    code = "import sys; from atoll.surfaces.iii.cli.functions import drop_in; sys.exit(drop_in())"
+    env = {**os.environ, "ATOLL_HOME": str(tmp_path), "III_LIFELINE_FD": str(inside)}
+    env.pop("III_WORKER_STOCK", None)
+    words = ["worker-manager-daemon", "--engine", "ws://127.0.0.1:1"]
+    process = subprocess.Popen([sys.executable, "-c", code, *words], env=env, pass_fds=[inside], stderr=subprocess.PIPE)
+    os.close(inside)
+    assert process.stderr is not None
+    assert b"III_WORKER_STOCK" in process.stderr.readline()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(3)
+    if how == "signal":
+        process.send_signal(signal.SIGTERM)
+    os.close(outside)
+    assert process.wait(60) == 0
+    process.stderr.close()

@@ -59,7 +59,10 @@ def test_iii_run_with_files_stdin_and_keep(fn: FunctionLab) -> None:
 def test_iii_run_errors_name_the_step(fn: FunctionLab) -> None:
     """Keep the inner code, and say in which step it came up."""
     refused = fn.refused("sandbox::run", image="nope", lang="python", code="1")
-    assert (refused.code, refused.fix) == ("S100", {"context": "create", "sandbox_id": "", "inner_code": "S100"})
+    assert (refused.code, refused.fix) == (
+        "S100",
+        {"image": "python", "context": "create", "sandbox_id": "", "inner_code": "S100"},
+    )
     refused = fn.refused(
         "sandbox::run", image="python", lang="python", code="1", files=[{"path": "/etc/passwd/x", "content": ""}]
     )

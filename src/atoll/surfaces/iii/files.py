@@ -1,6 +1,7 @@
 """The ten `sandbox::fs::` functions. The agent inside does the work; here names and errors are translated."""
 
 import base64
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -78,7 +79,7 @@ async def stat(door: Door, request: r.OfPath) -> r.Entry:
 
 
 async def mkdir(door: Door, request: r.Mkdir) -> r.MadeDirectory:
-    mode, path = r.octal(request.mode), r.absolute("path", request.path)
+    mode, path = r.octal(request.mode, "0755"), r.absolute("path", request.path)
     sandbox = _reach(door, request.sandbox_id)
     wanted = _request(model.MakeDirectory, path=path, mode=mode, parents=request.parents, exist_ok=request.parents)
     try:
@@ -86,8 +87,16 @@ async def mkdir(door: Door, request: r.Mkdir) -> r.MadeDirectory:
     except Failure as failure:
         if failure.code == "S212" and request.parents:
             raise Failure("S213", failure.message, note="a file is in the way") from None
-        raise _explained(failure, request.parents, "parents: true accepts an existing directory") from None
+        note = "parents: true accepts an existing directory"
+        if failure.code == "S213" and not request.parents and await _is_directory(door, sandbox, path):
+            raise Failure("S213", failure.message, fix={"parents": True}, note=note) from None
+        raise _explained(failure, request.parents, note) from None
     return r.MadeDirectory(bool(answer.get("created")))
+
+
+async def _is_directory(door: Door, sandbox: str, path: str) -> bool:
+    found = (await _ask(door, sandbox, "stat", _request(model.StatFile, path=path, follow=True))).get("stat")
+    return isinstance(found, dict) and found.get("type") == "directory"
 
 
 async def rm(door: Door, request: r.Rm) -> r.Removed:
@@ -126,10 +135,26 @@ def _explained(failure: Failure, parents: bool, existing: str) -> Failure:
     return failure
 
 
-def _globs(*lists: list[str]) -> None:
-    for glob in (glob for globs in lists for glob in globs):
-        if glob.startswith("!") or not glob or "\0" in glob:
-            raise Failure("S210", f"not a glob: {glob!r:.80}", note="to leave files out use exclude_glob, without `!`")
+def _literal(failure: Failure, fix: dict[str, Any]) -> Failure:
+    """A pattern that does not compile is searched for as the text it is."""
+    return Failure("S217", failure.message, fix=fix, note=failure.note) if failure.code == "S217" else failure
+
+
+def _quoted(pattern: str) -> str:
+    return re.sub(r"([^\w\s])", r"\\\1", pattern)
+
+
+def _globs(include: list[str], exclude: list[str]) -> None:
+    bad = [glob for glob in (*include, *exclude) if glob.startswith("!") or not glob or "\0" in glob]
+    if not bad:
+        return
+    left_out = [glob[1:] for glob in include if glob.startswith("!")]
+    fix = {
+        "include_glob": [glob for glob in include if glob not in bad],
+        "exclude_glob": [glob for glob in (*exclude, *left_out) if glob and glob not in bad and "\0" not in glob],
+    }
+    note = "to leave files out use exclude_glob, without `!`"
+    raise Failure("S210", f"not a glob: {bad[0]!r:.80}", fix=fix, note=note)
 
 
 async def grep(door: Door, request: r.Grep) -> r.Matches:
@@ -154,7 +179,7 @@ async def grep(door: Door, request: r.Grep) -> r.Matches:
             "S210", error.message, fix={"recursive": True}, note="recursive: true searches a directory"
         ) from None
     except errors.AtollError as error:
-        raise of_file(error) from None
+        raise _literal(of_file(error), {"pattern": _quoted(request.pattern)}) from None
     matches, size, cut = [], 0, bool(found.get("truncated"))
     for one in found["matches"]:
         line = one.get("line", 0)
@@ -169,7 +194,12 @@ async def grep(door: Door, request: r.Grep) -> r.Matches:
 
 async def sed(door: Door, request: r.Sed) -> r.EditedFiles:
     if bool(request.files) == (request.path is not None):
-        raise Failure("S210", "exactly one of files and path is needed", note='"path": "/dir" or "files": ["/a", "/b"]')
+        raise Failure(
+            "S210",
+            "exactly one of files and path is needed",
+            fix={"path": None} if request.files else None,
+            note='"path": "/dir" or "files": ["/a", "/b"]',
+        )
     if not request.regex and not request.pattern:
         raise Failure("S210", "an empty text cannot be replaced", note="give a pattern")
     _globs(request.include_glob, request.exclude_glob)
@@ -194,7 +224,7 @@ async def sed(door: Door, request: r.Sed) -> r.EditedFiles:
     except errors.IsADirectory as error:
         raise Failure("S210", error.message, note="recursive: true edits the files of a directory") from None
     except errors.AtollError as error:
-        raise of_file(error) from None
+        raise _literal(of_file(error), {"regex": False}) from None
     results = [_edited(one) for one in found.get("results") or [] if isinstance(one, dict)]
     return r.EditedFiles(results, sum(one.replacements for one in results if one.success))
 
@@ -212,11 +242,16 @@ async def write(door: Door, request: r.Write) -> r.Written:
     if isinstance(request.content, r.Ref):
         raise Failure("S001", "a channel can only be read by a worker on the engine's bus", note=WRITE_NOTE)
     if (request.content is None) == (request.content_b64 is None):
-        raise Failure("S001", "exactly one of content and content_b64 is needed", note=WRITE_NOTE)
+        fix = {"content_b64": None} if request.content is not None else None
+        raise Failure("S001", "exactly one of content and content_b64 is needed", fix=fix, note=WRITE_NOTE)
     if request.content is not None:
         data = request.content.encode("utf-8", "replace")
     else:
-        data = r.base64_bytes("content_b64", request.content_b64 or "")
+        try:
+            data = r.base64_bytes("content_b64", request.content_b64 or "")
+        except Failure as failure:
+            as_text = {"content_b64": None, "content": request.content_b64}
+            raise Failure("S001", failure.message, fix=as_text, note=failure.note) from None
     return await write_stream(door, request, data)
 
 
@@ -224,7 +259,7 @@ WRITE_NOTE = '{"path": "/tmp/a", "content": "text"}, or content_b64, or content 
 
 
 async def write_stream(door: Door, request: r.Write, source: AsyncIterator[bytes] | bytes) -> r.Written:
-    mode, path = r.octal(request.mode), r.absolute("path", request.path)
+    mode, path = r.octal(request.mode, "0644"), r.absolute("path", request.path)
     sandbox = _reach(door, request.sandbox_id)
     try:
         answer = await door.core.files.write(

@@ -13,6 +13,7 @@ from atoll.core.policy.images import AUTO, StoredImages
 from atoll.surfaces.iii import requests as r
 from atoll.surfaces.iii.door import ID, IMAGE, INSTANCE, LABEL, TITLE, Door
 from atoll.surfaces.iii.failure import Failure, of_boot, of_exec, of_file, of_image
+from atoll.surfaces.iii.repairs import nearest_image
 from atoll.surfaces.iii.settings import PRESETS
 from atoll.surfaces.iii.words import command, point_at_gateway
 
@@ -32,13 +33,13 @@ OUTPUT = 1024 * 1024
 # create
 
 
-async def create(door: Door, request: r.Create) -> r.Created:
+async def create(door: Door, request: r.Create, lang: str = "") -> r.Created:
     settings = door.settings
     env = r.environment(request.env)
     ports: list[int] = []
     if request.network:
         env, ports = point_at_gateway(env, settings.host_ports)
-    image, program = _image(door, request.image)
+    image, program = _image(door, request.image, lang)
     _check_caps(door, request)
     made = str(uuid.uuid4())
     with door.place(made):
@@ -81,12 +82,18 @@ async def create(door: Door, request: r.Create) -> r.Created:
     )
 
 
-def _image(door: Door, name: str) -> tuple[str, str | None]:
+def _image(door: Door, name: str, lang: str) -> tuple[str, str | None]:
     """The catalogue name as core's image, and for a preset the program that says which one."""
     allowed = door.settings.allowed()
     if name not in allowed:
         listed = ", ".join(allowed) or "none: image_allowlist is empty"
-        raise Failure("S100", f"the image {name!r:.120} is not known or not allowed here", note=f"allowed: {listed}")
+        near = nearest_image(name, allowed, lang)
+        raise Failure(
+            "S100",
+            f"the image {name!r:.120} is not known or not allowed here",
+            fix={"image": near} if near else None,
+            note=f"allowed: {listed}",
+        )
     if name in PRESETS:
         return AUTO, PRESETS[name]
     return door.settings.custom_images[name], None
@@ -98,10 +105,16 @@ def _check_caps(door: Door, request: r.Create) -> None:
         ("cpus", request.cpus or door.settings.default_cpus or 1, cap.max_cpus if cap else None),
         ("memory_mb", request.memory_mb or door.settings.default_memory_mb or 512, cap.max_memory_mb if cap else None),
     )
-    for what, value, most in asked:
-        if most is not None and value > most:
-            limit = f"max_{what} of {request.image} is {most}"
-            raise Failure("S400", f"{what} {value} is more than this image may have: {limit}", note=limit)
+    over = [(what, value, most) for what, value, most in asked if most is not None and value > most]
+    if over:
+        what, value, most = over[0]
+        limit = f"max_{what} of {request.image} is {most}"
+        raise Failure(
+            "S400",
+            f"{what} {value} is more than this image may have: {limit}",
+            fix={what: most for what, _, most in over},
+            note=limit,
+        )
 
 
 def _limits(door: Door, request: r.Create) -> dict[str, Any]:
@@ -252,7 +265,8 @@ def _append(answer: r.Executed, stream: str, data: bytes) -> None:
 
 async def run(door: Door, request: r.Run) -> r.Executed:
     if not request.lang.strip() or "\0" in request.lang:
-        raise Failure("S001", "lang is empty", note="python, node, shell, bash, or the name of a program")
+        fix = {"lang": request.image if request.image in PRESETS else "python"}
+        raise Failure("S001", "lang is empty", fix=fix, note="python, node, shell, bash, or the name of a program")
     if "\0" in request.lang or any("\0" in arg for arg in request.args):
         raise Failure("S001", "args and lang must not contain NUL")
     files = [(r.absolute("files.path", file.path), _content(file)) for file in request.files]
@@ -263,7 +277,7 @@ async def run(door: Door, request: r.Run) -> r.Executed:
             image=request.image, cpus=request.cpus, memory_mb=request.memory_mb, network=request.network,
             idle_timeout_secs=request.idle_timeout_secs, env=request.env,
         )  # fmt: skip
-        sandbox = (await create(door, wanted)).sandbox_id
+        sandbox = (await create(door, wanted, request.lang)).sandbox_id
         step = "fs::write (sibling file)"
         for path, content in files:
             await _place(door, sandbox, path, content)
@@ -277,8 +291,7 @@ async def run(door: Door, request: r.Run) -> r.Executed:
             spec.env = {}  # the boot environment has it, pointed at the gateway
         with door.slot(sandbox):
             answer = await _executed(door, sandbox, spec)
-        if request.keep_sandbox:
-            answer.sandbox_id = sandbox
+        answer.sandbox_id = sandbox
         return answer
     except Failure as inner:
         raise _in_step(step, sandbox, inner) from None
@@ -291,7 +304,7 @@ def _in_step(step: str, sandbox: str, inner: Failure) -> Failure:
     return Failure(
         inner.code,
         f"{step}{f' ({sandbox})' if sandbox else ''}: {inner.message}",
-        fix={"context": step, "sandbox_id": sandbox, "inner_code": inner.code},
+        fix={**(inner.fix or {}), "context": step, "sandbox_id": sandbox, "inner_code": inner.code},
         note=inner.note,
         details=inner.details,
     )

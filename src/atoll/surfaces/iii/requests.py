@@ -348,9 +348,17 @@ def sandbox_id(text: str) -> str:
     return str(uuid.UUID(found[1]))
 
 
-def octal(text: str) -> int:
+def octal(text: str, default: str | None = None) -> int:
+    """Return a mode; `default` is the one that a fix gives back."""
     if not re.fullmatch(r"0*[0-7]{1,4}", text):
-        raise Failure("S210", f"mode {text!r:.40} is not octal text such as 0644", note='mode is octal text: "0644"')
+        meant = re.fullmatch(r"\s*0?o?([0-7]{3,4})\s*", text, re.I)
+        mode = meant[1].zfill(4) if meant else default
+        raise Failure(
+            "S210",
+            f"mode {text!r:.40} is not octal text such as 0644",
+            fix={"mode": mode} if mode else None,
+            note='mode is octal text: "0644"',
+        )
     return int(text, 8)
 
 

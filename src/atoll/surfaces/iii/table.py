@@ -11,6 +11,7 @@ from atoll.surfaces.iii import files, lifecycle
 from atoll.surfaces.iii import requests as r
 from atoll.surfaces.iii.door import Door
 from atoll.surfaces.iii.failure import CREATE_EXAMPLE, EXEC_EXAMPLE, Failure
+from atoll.surfaces.iii.repairs import propose
 
 log = logging.getLogger("atoll.functions")
 
@@ -72,8 +73,10 @@ async def call(door: Door, name: str, payload: Any) -> Any:
         request = r.decode(function.kind, payload, function.example)
         return msgspec.to_builtins(await function.work(door, request))
     except Failure as failure:
-        if failure.code == "S001" and failure.note is None:
-            failure = Failure("S001", failure.message, note=function.example)
+        if failure.code == "S001":
+            fix = failure.fix or propose(function.kind, payload, door.settings.allowed())
+            note = failure.note if failure.note is not None else function.example
+            failure = Failure("S001", failure.message, fix=fix, note=note, details=failure.details)
         raise failure from None
     except errors.AtollError as error:
         code = "S216" if "::fs::" in name else "S300"

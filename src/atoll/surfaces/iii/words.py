@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from typing import Any
 
 from atoll.egress import HOST_NAME
 from atoll.surfaces.iii.failure import EXEC_EXAMPLE, Failure
@@ -64,22 +65,35 @@ def _open(what: str) -> Failure:
     return Failure("S001", f"cmd has an unfinished {what}", note=EXEC_EXAMPLE)
 
 
+def _as_argv(words: list[str]) -> dict[str, Any] | None:
+    """Return the patch that gives these words as argv alone."""
+    found = [word.replace("\0", "") for word in words]
+    while found and not found[0]:
+        found.pop(0)
+    return {"cmd": "", "args": [], "argv": found} if found else None
+
+
 def command(cmd: str, args: list[str], argv: list[str]) -> list[str]:
     """The three shapes of a command as its argument vector."""
     if argv:
         if cmd or args:
-            raise Failure("S001", "argv stands alone, without cmd and args", note=EXEC_EXAMPLE)
+            raise Failure("S001", "argv stands alone, without cmd and args", fix=_as_argv(argv), note=EXEC_EXAMPLE)
         found = argv
     elif any(char in BLANK for char in cmd):
         if args:
-            raise Failure("S001", "cmd with several words takes no args", note=EXEC_EXAMPLE)
-        found = split(cmd)
+            fix = _as_argv([*cmd.split(), *args])
+            raise Failure("S001", "cmd with several words takes no args", fix=fix, note=EXEC_EXAMPLE)
+        try:
+            found = split(cmd)
+        except Failure as failure:
+            raise Failure("S001", failure.message, fix=_as_argv(cmd.split()), note=EXEC_EXAMPLE) from None
     else:
         found = [cmd, *args]
     if not found or not found[0]:
-        raise Failure("S001", "the command is empty: give cmd or argv", note=EXEC_EXAMPLE)
+        fix = _as_argv(found)
+        raise Failure("S001", "the command is empty: give cmd or argv", fix=fix, note=EXEC_EXAMPLE)
     if any("\0" in word for word in found):
-        raise Failure("S001", "a command must not contain NUL", note=EXEC_EXAMPLE)
+        raise Failure("S001", "a command must not contain NUL", fix=_as_argv(found), note=EXEC_EXAMPLE)
     return found
 
 

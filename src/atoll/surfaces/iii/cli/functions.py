@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from atoll.cli.grammar import Arguments
 
 STOCK = "III_WORKER_STOCK"
+PARENT_CHECK_S = 2.0
 
 
 def call(arguments: Arguments) -> int:
@@ -78,10 +79,19 @@ def new_block(arguments: Arguments) -> int:
 
 
 def drop_in(argv: Sequence[str] | None = None) -> int:
-    """The program `iii-worker`: `sandbox-daemon --config FILE` is ours, everything else goes to the stock one."""
+    """The program `iii-worker`: `sandbox-daemon --config FILE` is ours, everything else goes to the stock one.
+
+    An engine starts `worker-manager-daemon` by itself, and again whenever it ends. Without the stock program nobody
+    serves `worker::*`, so that process only stays until the engine goes.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
+    lifeline = os.environ.get("III_LIFELINE_FD", "")
+    held = int(lifeline) if lifeline.isdigit() else None
     if words[:1] != ["sandbox-daemon"]:
         stock = os.environ.get(STOCK)
+        if not stock and words[:1] == ["worker-manager-daemon"]:
+            say(f"atoll serves sandbox::* only; for worker::* set {STOCK} to the stock program")
+            return _stay(held)
         if not stock:
             say(f"error: only sandbox-daemon is served here; set {STOCK} to the stock program for the rest")
             return 2
@@ -95,6 +105,24 @@ def drop_in(argv: Sequence[str] | None = None) -> int:
             say(f"error: sandbox-daemon takes --config FILE, not {word!r}")
             return 2
         config = value if equals else rest.pop(0)
-    lifeline = os.environ.get("III_LIFELINE_FD", "")
     engine = os.environ.get("III_ENGINE_URL") or os.environ.get("III_URL")
-    return _serve(engine, config, None, int(lifeline) if lifeline.isdigit() else None)
+    return _serve(engine, config, None, held)
+
+
+def _stay(lifeline: int | None) -> int:
+    """Return 0 when a signal asks for it, when the lifeline closes, or when the parent has gone."""
+    import select
+    import signal
+
+    parent = os.getppid()
+    told, tell_end = os.pipe()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    os.set_blocking(tell_end, False)
+    signal.set_wakeup_fd(tell_end)
+    watched = [told] if lifeline is None else [told, lifeline]
+    while os.getppid() == parent:
+        ready, _, _ = select.select(watched, [], [], PARENT_CHECK_S)
+        if told in ready or (ready and not os.read(ready[0], 4096)):
+            break
+    return 0
