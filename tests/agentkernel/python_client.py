@@ -21,10 +21,13 @@ def main(name: str) -> None:
     with agentkernel.AgentKernel(base_url=URL, api_key=KEY, timeout=WAIT) as client:
         assert client.health() == "ok"
         assert client.run(["python3", "-c", "print('hi')"]).output == "hi\n"
+        expect(agentkernel.ServerError, client.run, ["false"])  # line 26: a failure is one
+        (failed,) = client.batch_run([["sh", "-c", "echo x; exit 3"]]).results
+        assert failed.error == "Command exited with code 3: x\n", failed
         assert client.run(["sh", "-c", "echo x"], profile="restrictive").output == "x\n"
         events = list(client.run_stream(["sh", "-c", "echo streamed"]))
         assert [event.data["data"] for event in events if event.type == "output"] == ["streamed\n"]
-        assert events[-1].type == "done"
+        assert events[0].type == "started" and events[-1].type == "done"
         assert [result.output for result in client.batch_run([["echo", "a"], ["echo", "b"]]).results] == ["a\n", "b\n"]
         with client.sandbox(name, memory_mb=256) as box:
             use(client, box, name)
@@ -38,6 +41,8 @@ def main(name: str) -> None:
 
 def use(client: agentkernel.AgentKernel, box: agentkernel.SandboxSession, name: str) -> None:
     assert box.run(["sh", "-c", "echo $A; pwd"], env=["A=1"], workdir="/tmp").output == "1\n/tmp\n"
+    assert box.run(["id", "-u"], sudo=True).output == "0\n"  # line 26: they are root already
+    expect(agentkernel.ServerError, box.run, ["false"])
     assert box.info().status == "running" and box.info().memory_mb == 256
     assert box.write_files({"/workspace/a": "1"}).written == 1
     assert client.write_file(name, "tmp/f", "text") == "Wrote 4 bytes to /tmp/f"

@@ -47,7 +47,9 @@ for await (const event of client.runStream(['sh', '-c', 'echo live'])) {
   if (event.type === 'done') found.done = event.data.exit_code;
 }
 const box = await client.sandbox(process.env.NAME);
-found.exec = (await box.run(['cat', '/etc/hostname', '/workspace/none'])).output.includes('none');
+found.exec = (await box.run(['cat', '/etc/hostname'])).output.length > 1;
+found.failed = await box.run(['cat', '/workspace/none']).catch((error) => error.message.includes('none'));
+found.false = await client.run(['false']).then(() => 'success', (error) => error.constructor.name);
 await client.writeFile(process.env.NAME, 'tmp/n', 'node');
 found.read = (await client.readFile(process.env.NAME, 'tmp/n')).content;
 found.listed = (await client.listSandboxes()).some((info) => info.name === process.env.NAME);
@@ -78,6 +80,7 @@ def test_node_client(server: Server, node_client: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found == {
-        "health": "ok", "run": "hi\n", "stream": ["live\n"], "done": 0, "exec": True, "read": "node", "listed": True,
+        "health": "ok", "run": "hi\n", "stream": ["live\n"], "done": 0, "exec": True,
+        "failed": True, "false": "ServerError", "read": "node", "listed": True,
         "gone": True,
     }  # fmt: skip

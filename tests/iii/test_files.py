@@ -41,12 +41,12 @@ def test_iii_Q21_fixes_are_real(fn: FunctionLab, box: str) -> None:
     """Succeed after merging a fix; never offer one that destroys something."""
     assert retry_with_fix(fn, FS + "write", sandbox_id=box, path="/new/a/b", content="x")["bytes_written"] == 1
     assert retry_with_fix(fn, FS + "mkdir", sandbox_id=box, path="/new/c/d") == {"created": True}
+    assert retry_with_fix(fn, FS + "mkdir", sandbox_id=box, path="/new/c/d") == {"created": False}
     found = retry_with_fix(fn, FS + "grep", sandbox_id=box, path="/new", pattern="x", recursive=False)
     assert found["matches"][0]["path"] == "/new/a/b"
     for refused, code, word in (
         (fn.refused(FS + "rm", sandbox_id=box, path="/new"), "S214", "recursive"),
         (fn.refused(FS + "mv", sandbox_id=box, src="/new/a", dst="/tmp"), "S213", "overwrite"),
-        (fn.refused(FS + "mkdir", sandbox_id=box, path="/new"), "S213", "parents"),
     ):
         assert (refused.code, refused.fix) == (code, None) and word in refused.all["fix_note"]
 

@@ -99,7 +99,13 @@ def test_line_10_a_fix_of_a_file_function_succeeds(
 
 
 def test_line_10_the_nearest_image_is_named(fn: FunctionLab) -> None:
-    wanted = {"pyhton": "python", "nodejs": "node", "docker.io/library/node:20": "node", "nope": "python"}
+    wanted = {
+        "pyhton": "python",
+        "nodejs": "node",
+        "docker.io/library/node:20": "node",
+        "nope": "node",
+        "xyz": "python",
+    }
     found = {name: fn.refused("sandbox::create", image=name).fix for name in wanted}
     assert found == {name: {"image": image} for name, image in wanted.items()}
 

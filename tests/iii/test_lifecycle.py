@@ -15,7 +15,7 @@ def test_iii_Q5_run_answers_and_leaves_nothing(fn: FunctionLab) -> None:
     code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
     done = fn("sandbox::run", image="python", lang="python", code=code)
     assert (done["stdout"], done["stderr"], done["exit_code"], done["success"]) == ("out\n", "err\n", 3, False)
-    assert "sandbox_id" not in done
+    assert fn.refused("sandbox::exec", sandbox_id=done["sandbox_id"], cmd="true").code == "S004"  # named, and gone
     assert {one["sandbox_id"] for one in fn("sandbox::list")["sandboxes"]} <= before
 
 

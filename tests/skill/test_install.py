@@ -51,10 +51,14 @@ def test_k8e_P42_an_entry_names_the_command_or_the_url(place: Any) -> None:
     assert entry["args"] == ["mcp"] and entry["command"].endswith("atoll")
     place("sandbox-install-skill", "all", K8E_SANDBOX_MCP_ADDR=":8811")
     url = {"url": "http://127.0.0.1:8811/mcp"}
-    assert json.loads((place.home / ".claude.json").read_text())["mcpServers"]["k8e-sandbox"] == url
-    assert json.loads((place.home / ".gemini/settings.json").read_text())["mcpServers"]["k8e-sandbox"] == url
+    typed = {"type": "http", **url}  # line 9: Claude Code refuses an entry without it
+    assert json.loads((place.home / ".claude.json").read_text())["mcpServers"]["k8e-sandbox"] == typed
+    assert json.loads((place.home / ".gemini/settings.json").read_text())["mcpServers"]["k8e-sandbox"] == typed
     assert json.loads((place.home / ".kiro/settings/mcp.json").read_text())["mcpServers"]["k8e-sandbox"] == url
-    assert json.loads((place.home / ".openclaw/openclaw.json").read_text())["mcp"]["servers"]["k8e-sandbox"] == url
+    claw = json.loads((place.home / ".openclaw/openclaw.json").read_text())["mcp"]["servers"]["k8e-sandbox"]
+    assert claw == {"transport": "streamable-http", **url}
+    desktop = json.loads((place.home / ".config/Claude/claude_desktop_config.json").read_text())["mcpServers"]
+    assert desktop["k8e-sandbox"]["command"]  # it starts its servers itself
     assert tomllib.loads((place.home / ".codex/config.toml").read_text())["mcp_servers"]["k8e-sandbox"] == url
     remote = json.loads((place.home / ".config/opencode/opencode.json").read_text())["mcp"]["k8e-sandbox"]
     assert remote == {"type": "remote", "url": url["url"], "enabled": True}
@@ -171,3 +175,18 @@ def test_list_shows_what_is_there(place: Any) -> None:
 def test_an_unknown_target_is_an_error(place: Any) -> None:
     place("skill", "install", "emacs")
     assert place.code != 0 and "claude" in place.out and not any(place.home.iterdir())
+
+
+def test_line_11_start_and_stop_are_allowed(place: Any) -> None:
+    place("plugin", "install", "claude", "--permissions")
+    rules = json.loads((place.project / ".claude/settings.json").read_text())["permissions"]
+    assert {"mcp__agentkernel__sandbox_start", "mcp__agentkernel__sandbox_stop"} <= set(rules["allow"])
+    assert rules["ask"] == [f"mcp__agentkernel__sandbox_{verb}" for verb in ("create", "file_write", "remove")]
+
+
+def test_line_11_a_project_of_kiro_is_found(place: Any) -> None:
+    (place.project / ".kiro").mkdir()
+    place("skill", "install", "auto")
+    assert (place.project / ".kiro/skills/k8e-sandbox/SKILL.md").is_file()
+    assert "k8e-sandbox" in json.loads((place.project / ".kiro/settings/mcp.json").read_text())["mcpServers"]
+    assert not (place.home / ".kiro").exists()

@@ -26,7 +26,14 @@ MAX_SETTINGS = 16 * 1024 * 1024
 OLD_FOLDER = "k8e-sandbox-skill"
 
 ALLOW = {
-    AGENTKERNEL: ("sandbox_run", "sandbox_exec", "sandbox_list", "sandbox_file_read"),
+    AGENTKERNEL: (
+        "sandbox_run",
+        "sandbox_exec",
+        "sandbox_list",
+        "sandbox_file_read",
+        "sandbox_start",
+        "sandbox_stop",
+    ),
     K8E: (
         "sandbox_run",
         "sandbox_exec",
@@ -37,7 +44,7 @@ ALLOW = {
     ),
 }
 ASK = {
-    AGENTKERNEL: ("sandbox_create", "sandbox_file_write", "sandbox_start", "sandbox_stop", "sandbox_remove"),
+    AGENTKERNEL: ("sandbox_create", "sandbox_file_write", "sandbox_remove"),
     K8E: (
         "sandbox_create_session", "sandbox_destroy_session", "sandbox_write_file", "sandbox_pip_install",
         "sandbox_run_subagent", "sandbox_confirm_action",
@@ -275,7 +282,7 @@ def _remove_empty(directory: str, name: str) -> None:
 
 
 def _add_entry(text: str, entry: Entry, skill: str) -> str:
-    value = server(skill)
+    value = server(skill, entry.remote)
     if entry.form == "toml":
         return toml.put(text, entry.keys[0], skill, {key: item for key, item in value.items() if item != {}})
     if entry.form == "opencode":

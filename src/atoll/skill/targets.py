@@ -17,6 +17,7 @@ OTHER_NAMES = {
     "claude-code": "claude", "gemini-cli": "gemini", "open-code": "opencode", "claudedesktop": "claude-desktop",
     "openai-codex": "codex",
 }  # fmt: skip
+HTTP = (("type", "http"),)  # without it Claude Code takes an entry for a program to start, and Gemini for SSE
 EVERY = tuple(name for name in TARGETS if name != "mcp")
 FALLBACK = ("claude", "codex", "pi")
 
@@ -42,11 +43,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """A settings file and where in it MCP servers are named. `form`: json, toml or opencode."""
+    """A settings file and where in it MCP servers are named.
+
+    `form`: json, toml or opencode. `remote`: the fields beside `url` that name the transport of a
+    server that listens; None where this agent starts its servers itself.
+    """
 
     path: str
     keys: tuple[str, ...]
     form: str = "json"
+    remote: tuple[tuple[str, str], ...] | None = ()
 
 
 def skill_directories(target: str, place: Place) -> list[str]:
@@ -79,31 +85,31 @@ def skill_directories(target: str, place: Place) -> list[str]:
 def entries(target: str, place: Place, skill: str) -> list[Entry]:
     """The settings that get an MCP entry."""
     home, project = place.in_home, place.only == "project"
-    shared = Entry(os.path.join(place.project, ".mcp.json"), ("mcpServers",))
+    shared = Entry(os.path.join(place.project, ".mcp.json"), ("mcpServers",), remote=HTTP)
     found: list[Entry] = []
     if target == "claude":
         path = home(".claude.json") if not project else None
-        found = [Entry(path, ("mcpServers",))] if path else [shared]
+        found = [Entry(path, ("mcpServers",), remote=HTTP)] if path else [shared]
     elif target == "mcp":
         found = (
             [shared]
             if place.only != "home"
-            else [Entry(os.path.join(place.home, ".claude", "mcp.json"), ("mcpServers",))]
+            else [Entry(os.path.join(place.home, ".claude", "mcp.json"), ("mcpServers",), remote=HTTP)]
         )
     elif target == "codex":
         path = home(".codex", "config.toml")
         found = [Entry(path, ("mcp_servers",), "toml")] if path else [shared]
     elif target == "gemini":
         path = home(".gemini", "settings.json") or os.path.join(place.project, ".gemini", "settings.json")
-        found = [Entry(path, ("mcpServers",))]
+        found = [Entry(path, ("mcpServers",), remote=HTTP)]
     elif target == "kiro":
         path = place.in_project(".kiro", "settings", "mcp.json") or home(".kiro", "settings", "mcp.json")
         found = [Entry(path, ("mcpServers",))] if path else []
     elif target == "openclaw":
         path = home(".openclaw", "openclaw.json")
-        found = [Entry(path, ("mcp", "servers"))] if path else []
+        found = [Entry(path, ("mcp", "servers"), remote=(("transport", "streamable-http"),))] if path else []
     elif target == "claude-desktop":
-        found = [Entry(path, ("mcpServers",))] if (path := _desktop(place)) else []
+        found = [Entry(path, ("mcpServers",), remote=None)] if (path := _desktop(place)) else []
     elif target == "opencode":
         path = home(".config", "opencode", "opencode.json") or os.path.join(place.project, "opencode.json")
         found = [Entry(path, ("mcp",), "opencode")]
@@ -124,9 +130,12 @@ def present(place: Place) -> tuple[str, ...]:
         "claude": (".claude", ".claude.json"), "codex": (".codex",), "gemini": (".gemini",), "openclaw": (".openclaw",),
         "kiro": (".kiro",), "pi": (".pi",), "opencode": (".config/opencode",), "claude-desktop": (".config/Claude",),
     }  # fmt: skip
-    return tuple(
+    found = {
         target for target, names in marks.items() if any(os.path.exists(os.path.join(place.home, n)) for n in names)
-    )
+    }
+    if os.path.isdir(os.path.join(place.project, ".kiro")):  # its contract puts things there
+        found.add("kiro")
+    return tuple(target for target in marks if target in found)
 
 
 def chosen(word: str | None, default: str, place: Place) -> tuple[str, ...]:
@@ -141,11 +150,11 @@ def chosen(word: str | None, default: str, place: Place) -> tuple[str, ...]:
     return (word,)
 
 
-def server(skill: str) -> dict[str, object]:
-    """What an MCP entry says: how to start the server, or where it listens when an address is configured."""
-    address = _address() if skill == K8E else None
+def server(skill: str, remote: tuple[tuple[str, str], ...] | None) -> dict[str, object]:
+    """Return what an MCP entry says: how to start the server, or where it listens when an address is configured."""
+    address = _address() if skill == K8E and remote is not None else None
     if address is not None:
-        return {"url": address}
+        return {**dict(remote or ()), "url": address}
     program = os.path.abspath(sys.argv[0])
     if os.path.basename(program) not in ("atoll", "agentkernel", "k8e", "k8e-sandbox", "k8e-sandbox-cli"):
         program = os.path.join(os.path.dirname(sys.executable), "atoll")

@@ -29,9 +29,7 @@ def nearest_image(name: str, allowed: list[str], lang: str = "") -> str | None:
         known: str = SYNONYMS.get(word, word)
         if known in allowed:
             return known
-        for near in difflib.get_close_matches(known, allowed, 1, 0.5):
-            return near
-    return allowed[0]
+    return next(iter(difflib.get_close_matches(bare, allowed, 1, 0.5)), allowed[0])
 
 
 def propose(kind: type[msgspec.Struct], payload: Any, allowed: list[str]) -> dict[str, Any] | None:
@@ -71,13 +69,15 @@ def _mended(field: Any, value: Any) -> Any:
     """Return the value as the field wants it, its default, or NO_FIX."""
     if field.name == "env":
         return _environment(value)
+    usual = field.default
+    if usual is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+        usual = field.default_factory()
+    negative = isinstance(value, int | float) and value < 0  # zero would be another wish than none
+    if (value is None or negative) and usual is not msgspec.NODEFAULT:
+        return usual
     for candidate in _candidates(value, str(field.type)):
         if _decodes(field.type, candidate):
             return candidate
-    if value is None and field.default is not msgspec.NODEFAULT:
-        return field.default
-    if value is None and field.default_factory is not msgspec.NODEFAULT:
-        return field.default_factory()
     return NO_FIX
 
 

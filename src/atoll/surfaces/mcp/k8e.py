@@ -29,7 +29,7 @@ async def run(call: Call, asked: tools.RunBoth) -> content.Result:
     session = await call.client.default_session()
     ended = await call.follow(call.core.commands.stream(call.who, session, spec))
     info = await call.core.sandboxes.get(call.who, session)
-    return content.values({**_result(ended), "session_id": ids.session_id(info)})
+    return content.values({**ended.fields(), "session_id": ids.session_id(info)})
 
 
 @tool("sandbox_status")
@@ -77,7 +77,7 @@ async def exec_command(call: Call, asked: tools.ExecBoth) -> content.Result:
     if name is not None:
         return await exec_named(call, asked)
     ended = await _exec(call, session, asked)
-    return content.values(_result(ended, stderr=True))
+    return content.values(ended.fields())
 
 
 @tool("sandbox_exec_stream")
@@ -158,13 +158,6 @@ async def _exec(call: Call, session: str, asked: Any) -> content.Ended:
 def _time(asked: Any) -> dict[str, int]:
     seconds, millis = given(asked.timeout), given(getattr(asked, "timeout_ms", None))
     return {"timeout_ms": seconds * 1000 if seconds is not None else millis or 30_000}
-
-
-def _result(ended: content.Ended, *, stderr: bool = False) -> dict[str, Any]:
-    fields = ended.fields()
-    if not (stderr or fields["stderr"] or fields["exit_code"]):
-        del fields["stderr"]
-    return fields
 
 
 def _refuse(asked: tools.RunBoth, *names: str) -> None:

@@ -9,9 +9,10 @@ from atoll.surfaces.agentkernel.http.table import Served, command_spec, gather, 
 
 async def _exec_spec(app: Served, exchange: Exchange) -> ExecSpec:
     request = await app.body(exchange, words.Exec)
+    spec = command_spec(request.command, request.env, request.workdir or request.cwd, request.timeout_ms)
     if request.sudo:
-        raise errors.PermissionDenied("sudo is not offered: commands run as root of the sandbox already")
-    return command_spec(request.command, request.env, request.workdir or request.cwd, request.timeout_ms)
+        spec.user = "root"  # of the sandbox, as commands are without it
+    return spec
 
 
 @route("POST", "sandboxes/*/exec")

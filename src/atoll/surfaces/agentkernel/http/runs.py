@@ -36,13 +36,18 @@ async def _events(app: Served, exchange: Exchange, request: words.Run, once: Run
     async def tell(event: str, **data: Any) -> None:
         await exchange.write(f"event: {event}\ndata: {json.dumps(data)}\n\n".encode())
 
-    told = {"command": request.command, "fast": request.fast is not False, "timestamp": words.moment(time.time())}
+    await tell(
+        "started",
+        sandbox=once.sandbox.name,
+        command=request.command,
+        fast=request.fast is not False,
+        timestamp=words.moment(time.time()),
+    )
     await tell("progress", stage="creating")
     try:
         async with aclosing(app.core.once.stream(exchange.who, once, app.settings.ceiling)) as stream:  # type: ignore[type-var]
             async for item in stream:
                 if isinstance(item, dict):
-                    await tell("started", sandbox=item["sandbox"]["name"], **told)
                     await tell("progress", stage="starting")
                     await tell("progress", stage="executing")
                 elif isinstance(item, Chunk):
@@ -67,7 +72,8 @@ async def batch(app: Served, exchange: Exchange) -> None:
 
     async def one(command: list[str]) -> dict[str, Any]:
         try:
-            return {**await app.run(exchange, words.Run(command=command)), "error": None}
+            result = await app.run(exchange, words.Run(command=command))
+            return {**result, "error": app.failure_of(exchange, result)}
         except errors.AtollError as error:
             return {"output": None, "error": error.message}
 

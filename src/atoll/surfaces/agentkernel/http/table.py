@@ -1,5 +1,7 @@
 """The table of agentkernel's routes, and what they work with."""
 
+import re
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -8,11 +10,13 @@ from typing import Any, TypeVar
 from atoll import errors, model, profiles
 from atoll.core import Core
 from atoll.core.policy.profiles import Ceiling
+from atoll.core.sandboxes.provisioning import TEMPORARY
 from atoll.model import Chunk, CreateSandbox, ExecResult, ExecSpec, RunOnce
 from atoll.server.request import Exchange
 from atoll.surfaces.agentkernel.http import words
 from atoll.surfaces.agentkernel.http.admission import Admission, check_content
 
+PUBLISHED = re.compile(r"agentkernel-[a-z]+-sdk/")
 MAX_OUTPUT = 16 * model.MIB
 DEFAULT_IMAGE = "auto"
 T = TypeVar("T")
@@ -56,6 +60,7 @@ class Served:
 
     def once(self, request: words.Run) -> RunOnce:
         spec = CreateSandbox(
+            name=TEMPORARY + secrets.token_hex(4),
             image=words.image_name(request.image) if request.image else DEFAULT_IMAGE,
             program=None if request.image else request.command[0][:4096],
             profile=profile(request.profile),
@@ -71,11 +76,21 @@ class Served:
         return await gather(stream)
 
     async def answer_run(self, exchange: Exchange, result: dict[str, Any]) -> None:
-        if self.settings.legacy_exit_errors and (result["exit_code"] != 0 or result["timed_out"]):
-            text = f"Command exited with code {result['exit_code']}: {result['output']}"
-            await exchange.answer({"success": False, "error": text}, 500)
+        if failure := self.failure_of(exchange, result):
+            await exchange.answer({"success": False, "error": failure}, 500)
             return
         await ok(exchange, result)
+
+    def failure_of(self, exchange: Exchange, result: dict[str, Any]) -> str | None:
+        """Return the error that a command's failure is for this caller.
+
+        The published clients read nothing of a result but its output, so that a failure would look like success.
+        They get an error, as their own server gives them.
+        """
+        told = self.settings.legacy_exit_errors or PUBLISHED.match(exchange.header(b"user-agent"))
+        if told and (result["exit_code"] != 0 or result["timed_out"]):
+            return f"Command exited with code {result['exit_code']}: {result['output']}"
+        return None
 
 
 async def ok(exchange: Exchange, data: Any, status: int = 200) -> None:
