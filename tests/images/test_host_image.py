@@ -12,6 +12,7 @@ import pytest
 
 from atoll.errors import ImageError, Unsupported
 from atoll.images import HostImage, ImageStore
+from atoll.images.detect import host_program
 from atoll.images.layers.tree import overlay_flavour
 from atoll.images.sources import host_mask
 from atoll.images.sources.host import build_host_image, find_host_image, forget_host_images
@@ -228,3 +229,24 @@ print(json.dumps([
     assert lines[:2] == ["mine", "user"], done.stderr
     assert json.loads(lines[2]) == [True, [], [], [], "/home/user"]
     assert not Path("/usr/share/written").exists()
+
+
+def test_line_11_python_is_where_python3_is(tmp_path: Path) -> None:
+    usr = small_usr(tmp_path)
+    assert not os.path.lexists(make(tmp_path, usr).usr_mask / "bin/python")
+    (usr / "bin/python3").write_text("#!")
+    (usr / "bin/python3").chmod(0o755)
+    mask = make(tmp_path, usr).usr_mask
+    assert os.readlink(mask / "bin/python") == "python3"
+    (usr / "bin/python").symlink_to("python2")  # the machine's own stays
+    assert not os.path.lexists(make(tmp_path, usr).usr_mask / "bin/python")
+
+
+def test_line_11_the_host_has_python_if_it_has_python3(tmp_path: Path) -> None:
+    for name in ("python3", "other"):
+        program = tmp_path / "usr/bin" / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text("#!")
+        program.chmod(0o755)
+    assert host_program("python", tmp_path) == tmp_path / "usr/bin/python3"
+    assert host_program("python2", tmp_path) is None

@@ -121,3 +121,8 @@ def test_B7_open_files_can_be_limited_over_grpc(local) -> None:
         assert local.Exec(session_id=made, command="ulimit -n").stdout == "128\n"
     finally:
         local.DestroySession(session_id=made)
+
+
+def test_line_11_python_runs_where_python3_does(local, shared) -> None:
+    done = local.Exec(session_id=shared, argv=["python", "-c", "import sys; print(sys.version_info.major)"])
+    assert (done.stdout, done.exit_code) == ("3\n", 0), done.stderr

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.errors import InvalidArgument
 from atoll.images.catalog import Catalog, CatalogImage
+from atoll.images.sources.host_mask import OTHER_NAMES
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_ENTRIES = 10_000
@@ -92,7 +93,8 @@ def host_program(program: str, root: Path = Path("/")) -> Path | None:
     if "/" in program:
         places = [program.lstrip("/")] if program.startswith("/") else []
     else:
-        places = [f"{directory}/{program}" for directory in _HOST_PROGRAMS]
+        names = (program, OTHER_NAMES[program]) if program in OTHER_NAMES else (program,)
+        places = [f"{directory}/{name}" for name in names for directory in _HOST_PROGRAMS]
     for place in places:
         path = Path(os.path.realpath(root / place))
         if not path.is_relative_to(root / "usr"):

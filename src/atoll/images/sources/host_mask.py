@@ -1,7 +1,8 @@
 """A layer over the machine's /usr that hides what a sandbox must not see.
 
 Root inside a sandbox owns the mapped view of /usr, so a file there that only root may read would be readable. The mask
-has a deletion mark for every such file and directory, and for the marker that keeps pip from installing.
+has a deletion mark for every such file and directory, and for the marker that keeps pip from installing. It also has a
+`python` where the machine has only a `python3`, as Debian does.
 
 Finding them means looking at every file of /usr, about a second. The answer is kept with the change stamps of every
 directory, and looking at those alone takes some 40 ms. A `chmod` of a file changes no directory, so the answer is also
@@ -18,9 +19,10 @@ from pathlib import Path
 
 from atoll.images.layers.tree import OverlayFlavour, remove_tree, sync_tree, write_atomically
 
-_VERSION = 1
+_VERSION = 2
 _MAX_AGE_SECONDS = 3600
 _PIP_MARKER = "EXTERNALLY-MANAGED"
+OTHER_NAMES = {"python": "python3"}  # programs of /usr/bin that have a second name inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,22 @@ def build_mask(cache: Path, usr: Path, flavour: OverlayFlavour) -> Path:
     scan = _scan(usr)
     every_directory = _needs_every_directory(usr)
     shape = sorted(scan.stamps) if every_directory else []
-    key = json.dumps([_VERSION, flavour.prefix, scan.hidden, shape])
+    links = other_names(usr)
+    key = json.dumps([_VERSION, flavour.prefix, scan.hidden, shape, links])
     name = f"usr-mask-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     if not (cache / name).is_dir():
-        _make(cache, name, usr, scan, flavour, every_directory)
+        _make(cache, name, usr, scan, links, flavour, every_directory)
     _save(index, usr, name, scan)
     return cache / name
+
+
+def other_names(usr: Path) -> dict[str, str]:
+    """Return the paths of second names that programs of /usr/bin get, each with the program it leads to."""
+    return {
+        f"bin/{name}": program
+        for name, program in OTHER_NAMES.items()
+        if (usr / "bin" / program).exists() and not os.path.lexists(usr / "bin" / name)
+    }
 
 
 def _needs_every_directory(usr: Path) -> bool:
@@ -117,17 +129,27 @@ def _save(index: Path, usr: Path, name: str, scan: _Scan) -> None:
     write_atomically(index, json.dumps(kept).encode())
 
 
-def _make(cache: Path, name: str, usr: Path, scan: _Scan, flavour: OverlayFlavour, every_directory: bool) -> None:
+def _make(
+    cache: Path,
+    name: str,
+    usr: Path,
+    scan: _Scan,
+    links: dict[str, str],
+    flavour: OverlayFlavour,
+    every_directory: bool,
+) -> None:
     work = cache / f"work-{os.urandom(8).hex()}"
     try:
         work.mkdir(mode=0o755)
         wanted = set(scan.stamps) - {""} if every_directory else set()
-        for path in scan.hidden:
+        for path in (*scan.hidden, *links):
             wanted.update(str(parent) for parent in Path(path).parents if str(parent) != ".")
         for path in sorted(wanted):
             (work / path).mkdir()
         for path in scan.hidden:
             _whiteout(work, path, flavour)
+        for path, program in links.items():
+            (work / path).symlink_to(program)
         for path in sorted(wanted, reverse=True):
             _copy_look(usr / path, work / path)
         _copy_look(usr, work)
