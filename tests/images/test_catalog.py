@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import ImageNotAllowed, InvalidArgument
-from atoll.images import Allowlist, Catalog, detect, missing_tool_hint
+from atoll.images import Allowlist, Catalog, detect
 from atoll.images.detect import host_program
 from atoll.images.registry.reference import Reference
 
@@ -110,12 +110,6 @@ def test_procfile_comes_last(tmp_path: Path) -> None:
     assert found.image_name == "ruby" and "worker" in found.why
     (tmp_path / "go.mod").touch()
     assert detect(["x"], tmp_path, CATALOG).image_name == "go"
-
-
-def test_names_the_tool_an_image_lacks() -> None:
-    hint = missing_tool_hint("/usr/bin/pytest", CATALOG)
-    assert hint is not None and "pytest" in hint and "--image" in hint
-    assert missing_tool_hint("python3", CATALOG) is None and missing_tool_hint("nonsense", CATALOG) is None
 
 
 def test_runtime_words() -> None:

@@ -215,3 +215,11 @@ def test_ak_K4_P26_a_run_of_its_own_is_served_by_a_spare_and_shares_nothing(daem
         found = daemon.atoll("run", *extra, "python3", "-c", code)
         assert found == f"[] {'1' if number == 0 else None}\n"
         assert daemon.pool()["hits"] == hits + 1
+
+
+def test_line_11_the_status_counts_warm_sandboxes_of_each_agent(daemon: PoolDaemon) -> None:
+    daemon.atoll("daemon", "prewarm", "--mode", "codex")
+    daemon.ready()
+    agents = daemon.pool()["agents"]
+    assert list(agents) == ["native", "claude", "codex", "gemini"] and agents["codex"] >= 1
+    assert f"  for codex: {agents['codex']} warm\n" in daemon.atoll("daemon", "status")

@@ -132,6 +132,8 @@ def status(arguments: Arguments) -> int:
         tell(f"  of each kind: {pool['floor']} to {pool['ceiling']}")
         for kind in pool["kinds"]:
             tell(f"  {kind['runtime']}: {kind['ready']} of {kind['wanted']} warm")
+        for agent, ready in pool.get("agents", {}).items():
+            tell(f"  for {agent}: {ready} warm")
     return 0
 
 

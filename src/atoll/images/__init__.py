@@ -6,7 +6,7 @@ of sandboxes.
 """
 
 from atoll.images.catalog import Allowlist, Catalog, CatalogImage
-from atoll.images.detect import Detection, detect, missing_tool_hint
+from atoll.images.detect import Detection, detect
 from atoll.images.image import Image
 from atoll.images.layers.limits import Limits
 from atoll.images.progress import Progress, ProgressCallback, TerminalBar
@@ -33,6 +33,5 @@ __all__ = [
     "Reference",
     "TerminalBar",
     "detect",
-    "missing_tool_hint",
     "obtain",
 ]

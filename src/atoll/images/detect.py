@@ -77,15 +77,6 @@ def detect(
     return Detection(catalog.default, DEFAULT, program)
 
 
-def missing_tool_hint(program: str, catalog: Catalog) -> str | None:
-    """The line to print with exit status 127 for a command that selects an image which lacks it."""
-    word = posixpath.basename(program)
-    image = _by_command(word, catalog)
-    if image is None or word not in image.tools:
-        return None
-    return f"{word} is not part of the image {image.oci}; install it there, or name one that has it with --image"
-
-
 def host_program(program: str, root: Path = Path("/")) -> Path | None:
     """Where the `host` image has this program: below /usr, a file everyone may run."""
     if not program or "\0" in program:

@@ -150,6 +150,11 @@ class Pool:
         counts = {name: self.counts[name] for name in ("hits", "misses", "made", "discarded", "failed")}
         return {"enabled": self.enabled, "ready": ready, **counts, "kinds": kinds}
 
+    def ready_for(self, spec: BoxSpec) -> int:
+        """Return how many spares would serve this sandbox."""
+        shelf = self._shelves.get(key) if (key := Key.of(spec)) is not None else None
+        return len(shelf.spares) if shelf is not None else 0
+
     def prewarm(self, spec: BoxSpec, env: Mapping[str, str]) -> None:
         """Keep spares of this kind from now on."""
         key = Key.of(spec)

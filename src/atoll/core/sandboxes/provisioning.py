@@ -24,6 +24,7 @@ from atoll.core.sandboxes.pool import Settings as PoolSettings
 from atoll.core.sandboxes.state import Live, host_name
 from atoll.core.store.sqlite import Row
 from atoll.model import CreateSandbox
+from atoll.profiles import MODES
 
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
 AGENT_TIMEOUT = 30.0
@@ -86,6 +87,7 @@ class Boxes:
         self._home = home
         self._spares = PoolSettings.of(config.pool)
         self.pool = Pool(backend, self._spares)
+        self._agents: dict[str, BoxSpec] = {}  # what a sandbox of each mode is made as
 
     async def runtime(self, asked: str) -> str:
         return await self._backend.pick(asked if asked != "auto" else self._config.sandboxes.runtime)
@@ -116,14 +118,21 @@ class Boxes:
 
     async def prewarm(self, mode: str | None = None) -> None:
         """Keep spares of the default sandbox, or of a mode's, from now on."""
-        spec, _ = profiles.resolve(CreateSandbox(mode=mode))
         runtime = await self.runtime("auto")
-        plan = await self.plan(spec)
+        plan = await self._plan_of(mode)
         self.pool.prewarm(plan.box("", runtime), plan.base_env)
+        for name in MODES:
+            self._agents[name] = (await self._plan_of(name)).box("", runtime)
+
+    async def _plan_of(self, mode: str | None) -> Plan:
+        spec, _ = profiles.resolve(CreateSandbox(mode=mode))
+        return await self.plan(spec)
 
     def warmth(self) -> dict[str, Any]:
-        """The pool, and how many spares of each kind the operator wants at least and at most."""
-        return {**self.pool.status(), "floor": self._spares.floor, "ceiling": self._spares.ceiling}
+        """Return the pool, how many spares of each kind the operator wants, and those that fit each agent's mode."""
+        agents = {name: self.pool.ready_for(spec) for name, spec in self._agents.items()}
+        bounds = {"floor": self._spares.floor, "ceiling": self._spares.ceiling}
+        return {**self.pool.status(), **bounds, "agents": agents}
 
     def claim(self, plan: Plan, wanted: BoxSpec) -> Box | None:
         """A warm sandbox; None is a cold start."""

@@ -173,10 +173,8 @@ def _status(wire: dict[str, Any], argv: list[str], sandbox: dict[str, Any], moun
 
 
 def _tell_missing(program: str, image: str) -> None:
-    from atoll.images import Catalog, missing_tool_hint
-
-    hint = missing_tool_hint(program, Catalog.load())
-    say(f"hint: {hint or f'the image {image} has no `{program}`; name another with --image'}")
+    """Name the image that was really used, which need not be the one the command's name stands for."""
+    say(f"hint: the image {image} has no `{program}`; install it there, or name another image with --image")
 
 
 def _tell_unmounted(argv: list[str]) -> None:
