@@ -78,7 +78,9 @@ This page is made by `scripts/compat_agentkernel.py` from the names of the tests
 
 - Exit codes: the command's own, 124 timeout, 125 atoll, 126 and 127 as a shell has them, 2 wrong usage.
 - `run --keep` leaves the sandbox running for an hour (`--ttl`); `stop` keeps the file system.
-- A failing command is HTTP 200 with `exit_code`; `serve --legacy-exit-errors` answers 500 as before.
+- A failing command is HTTP 200 with `exit_code`. The published clients, known by their `User-Agent`, read nothing but `output`: they get
+  the 500 of their own server, and `error` in a batch. `serve --legacy-exit-errors` answers everybody so.
+- `sudo: true` changes nothing: commands are root of the sandbox already.
 - An unknown field of a request, and an option this server does not have (volumes, secrets, source_url), is an error and never ignored.
 - `permissive` and `native` over HTTP need `serve --allow-host-access`; there are no mounts over HTTP.
 - Without a key only processes of the server's own user are served, known by the owner of their socket.

@@ -86,7 +86,9 @@ settings are `iii.yaml` in `ATOLL_HOME`; `atoll iii config` prints an entry to s
 ## Error codes
 
 On the bus and over REST an error is `{"code": "invocation_failed", "message": ENVELOPE}`; `atoll fn` prints the envelope and exits 1.
-If `fix` is an object, merge it into the request and send that again.
+If `fix` is an object, merge it into the request and send that again: the merged request is known to be a good one. An unknown image
+gets the nearest name, a cap its limit, a pattern that does not compile its literal form. What would destroy something is never in it.
+`run` answers with `sandbox_id` always; without `keep_sandbox` that sandbox has ended.
 
 """
 
