@@ -1,5 +1,6 @@
 """A gVisor sandbox in which nothing runs is frozen, and nobody can tell that it slept."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,5 +71,32 @@ def test_a_daemon_that_dies_leaves_nobody_asleep_for_good(sleepy: DaemonProcess)
     sleepy.start()
     assert box.read("/workspace/a") == b"kept" and box.exec("echo on")["stdout"] == "on\n"
     until(lambda: frozen(box), "it sleeps again")
-    sleepy.terminate()
-    until(lambda: not frozen(box), "a daemon that leaves wakes it: its agent watches the clock now")
+
+
+def test_a_daemon_that_stops_leaves_idle_sandboxes_frozen_and_the_next_use_thaws_them() -> None:
+    """Also those that were awake a moment ago, but none in which a program runs."""
+    with running_daemon(CONFIG.replace("0.2", "600")) as daemon:
+        idle, busy = daemon.create(network=False), daemon.create(network=False)
+        idle.write("/workspace/a", b"kept")
+        busy.exec("while sleep 0.1; do date +%s%N > /workspace/now; done >/dev/null 2>&1 & exit 0")
+        until(lambda: busy.exec("cat /workspace/now")["exit_code"] == 0, "it has begun")
+        assert not frozen(idle)
+        daemon.terminate()
+        assert frozen(idle) and not frozen(busy)
+        daemon.start()
+        assert idle.read("/workspace/a") == b"kept" and idle.exec("echo on")["stdout"] == "on\n"
+        before = busy.read("/workspace/now")
+        until(lambda: busy.read("/workspace/now") != before, "it goes on")
+        daemon.terminate()
+        daemon.start()
+        assert idle.destroy()["state"] == "ended"
+
+
+def test_a_sandbox_left_frozen_ends_at_its_lifetime_when_the_next_daemon_comes() -> None:
+    with running_daemon(CONFIG.replace("0.2", "600")) as daemon:
+        box = daemon.create(network=False, lifetime_s=3)
+        daemon.terminate()
+        assert frozen(box)
+        time.sleep(3.2)
+        daemon.start()
+        assert box.info()["state"] == "ended" and box.info()["end"]["kind"] == "expired"

@@ -2,7 +2,8 @@
 
 gVisor's kernel wakes every few milliseconds also when all its tasks wait: two to three per cent of a core for each idle
 sandbox. One that nobody uses and in which no program runs is frozen; whatever is next asked of its agent wakes it first.
-Nobody can tell, since nothing inside could have noticed the time. A daemon that comes back wakes all it adopts.
+Nobody can tell, since nothing inside could have noticed the time. A daemon that leaves freezes those in which nothing runs, and the
+next one wakes all it adopts. One whose lifetime ends meanwhile is ended then.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ log = logging.getLogger("atoll.doze")
 
 RUNTIMES = frozenset(["gvisor"])
 LOOK = 10.0  # how often sandboxes are looked at
+LEAVE = 5.0  # so long a daemon that stops waits for an agent's answer
 ASK_AGAIN = 60.0  # a program that ran then may have ended by now
 
 
@@ -42,15 +44,23 @@ class Doze:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Whoever sleeps is woken: from now on the agents watch the clock themselves."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-            self._task = None
-        for live in list(self._sandboxes()):
-            if live.client.before is not None:
-                with suppress(errors.AtollError, OSError):
-                    await live.client.before()
+        """Freeze every sandbox in which nothing runs: until the next daemon comes nobody can use it. One that does not answer in
+        time stays awake."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._task = None
+        if self._able:
+            idle = [live for live in self._sandboxes() if self._can_sleep(live)]
+            await asyncio.gather(*(self._leave(live) for live in idle))
+
+    async def _leave(self, live: Live) -> None:
+        try:
+            async with asyncio.timeout(LEAVE):
+                await self._lay_down(live)
+        except (errors.AtollError, OSError, TimeoutError) as error:
+            log.warning("sandbox %s stays awake: %s", live.id, error or "its agent did not answer in time")
 
     async def _run(self) -> None:
         while self._able:
@@ -64,11 +74,14 @@ class Doze:
                     except (errors.AtollError, OSError) as error:
                         log.warning("sandbox %s does not sleep: %s", live.id, error)
 
+    def _can_sleep(self, live: Live) -> bool:
+        awake = live.state == "running" and live.client.before is None
+        return awake and not live.busy and live.box.record.get("runtime") in RUNTIMES
+
     def _is_due(self, live: Live) -> bool:
-        if live.box.record.get("runtime") not in RUNTIMES or live.state != "running" or live.client.before is not None:
-            return False
         now = time.time()
-        return not live.busy and now - live.last_active >= self._after and now - live.seen_awake >= ASK_AGAIN
+        quiet = now - live.last_active >= self._after and now - live.seen_awake >= ASK_AGAIN
+        return quiet and self._can_sleep(live)
 
     async def _lay_down(self, live: Live) -> None:
         asked = live.client.opened
