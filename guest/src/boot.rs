@@ -23,6 +23,15 @@ pub struct Boot {
     pub max_streams: usize,
     pub max_procs: usize,
     pub warm: Wish,
+    /// Where the agent has to keep memory from running out.
+    pub memory: Option<MemoryLimit>,
+}
+
+/// Bytes that the sandbox may use, and how many the host allows beyond that, in which the agent ends a program.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryLimit {
+    pub most: u64,
+    pub reserve: u64,
 }
 
 impl Boot {
@@ -72,6 +81,13 @@ impl Boot {
             let memory_mb = warm.get("memory_mb").and_then(serde_json::Value::as_u64).unwrap_or(0);
             let (node, node_early) = (is("node"), is("node_early"));
             boot.warm = Wish { python: is("python"), early: is("early"), preload, node, node_early, memory_mb };
+        }
+        if let Some(memory) = root.get("memory").filter(|v| !v.is_null()) {
+            let bytes = |key: &str| memory.get(key).and_then(serde_json::Value::as_u64);
+            let (Some(most), Some(reserve)) = (bytes("most"), bytes("reserve")) else {
+                return Err("boot message: `memory` must have `most` and `reserve`".into());
+            };
+            boot.memory = Some(MemoryLimit { most, reserve });
         }
         if let Some(program) = root.get("filter").filter(|v| !v.is_null()) {
             let program = program.as_str().and_then(filter::parse);

@@ -70,6 +70,8 @@ pub struct Proc {
     pub timed_out: bool,
     pub cancelled: bool,
     pub killed_by_us: bool,
+    /// The agent has killed a process of its tree for want of memory.
+    pub starved: bool,
     pub exit: Option<Exit>,
     pub killing: Option<Killing>,
     pub kill_waiters: Vec<u32>,

@@ -21,6 +21,7 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     pids: Annotated[int, Meta(ge=8)] = 512
     files: Annotated[int, Meta(ge=32)] = 4096
     disk_mb: Annotated[int, Meta(ge=8)] = 4096
+    shm_mb: Annotated[int, Meta(ge=0)] = 0  # of /dev/shm; 0: half of the memory
 
 
 class Sandboxes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -79,8 +79,6 @@ print(json.dumps({
 
 def test_k8e_D37_a_claimed_sandbox_equals_a_cold_one(daemon: PoolDaemon) -> None:
     """The same request, once from the pool and once cold (a mount rules the pool out), shows the same surroundings."""
-    daemon.ready()
-    hits = daemon.pool()["hits"]
     options: dict[str, Any] = {
         "env": {"MINE": "1"},
         "memory_mb": 256,
@@ -88,6 +86,9 @@ def test_k8e_D37_a_claimed_sandbox_equals_a_cold_one(daemon: PoolDaemon) -> None
         "cpus": 0.5,
         "hosts": ["example.com"],
     }
+    Sandbox.create(home=daemon.home, **options).destroy()  # now spares of this size are kept too
+    daemon.ready()
+    hits = daemon.pool()["hits"]
     with Sandbox(home=daemon.home, **options) as warm:
         seen, info = facts(warm), warm.info()
         assert daemon.pool()["hits"] == hits + 1

@@ -1,11 +1,12 @@
 //! The agent: one thread, one epoll loop. Here are its state, the loop and the timers. `connect` has the connections,
 //! `frames` what comes from the host, `ops`, `acting` and `about` the operations, `pump` what flows to the host, `running`
-//! and `records` the processes.
+//! and `records` the processes, `memory` what they use where the kernel does not watch it.
 
 mod about;
 mod acting;
 mod connect;
 mod frames;
+mod memory;
 mod ops;
 mod pump;
 mod records;
@@ -78,6 +79,7 @@ pub enum Timer {
     NodeLook,
     Hello(u32),
     Dial,
+    Memory,
     Deadline,
 }
 
@@ -129,6 +131,7 @@ pub struct Agent {
     timers: BTreeSet<(Instant, Timer)>,
     pub deadline: Option<Instant>,
     oom_kills: Option<u64>,
+    watch: Option<memory::Watch>,
     /// The agent ends when this is set and its last words are out.
     pub leaving: Option<String>,
     closing: bool,
@@ -186,6 +189,7 @@ impl Agent {
             timers: BTreeSet::new(),
             deadline: None,
             oom_kills: running::read_oom_kills(),
+            watch: memory::Watch::new(boot.memory),
             leaving: None,
             closing: false,
             boot,
@@ -265,6 +269,7 @@ impl Agent {
                 Timer::NodeLook => self.on_node_look(),
                 Timer::Hello(id) => self.drop_pending(id),
                 Timer::Dial => self.dial(),
+                Timer::Memory => self.on_memory(),
                 Timer::Deadline => {
                     if self.deadline.is_some_and(|deadline| deadline <= now) {
                         self.leaving = Some("deadline".into());

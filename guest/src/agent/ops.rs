@@ -284,6 +284,7 @@ fn start(
         timed_out: false,
         cancelled: false,
         killed_by_us: false,
+        starved: false,
         exit: None,
         killing: None,
         kill_waiters: Vec::new(),

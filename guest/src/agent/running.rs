@@ -69,6 +69,7 @@ impl Agent {
         let start_by = proc.started + START_TIME;
         self.procs.insert(key, proc);
         self.at(start_by, Timer::Start(key));
+        self.watch_memory();
         key
     }
 
@@ -229,7 +230,8 @@ impl Agent {
         let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
         let suspect = !proc.killed_by_us && (signal == Some(libc::SIGKILL) || code == Some(137));
         let wall_ms = proc.started.elapsed().as_millis() as u64;
-        let oom = suspect && self.oom_struck();
+        let starved = proc.starved;
+        let oom = suspect && self.oom_struck() || starved;
         self.finish(key, Exit { code, signal, oom, wall_ms, user_us, sys_us, max_rss_kb });
     }
 

@@ -197,7 +197,7 @@ impl Agent {
         proctree::scan().iter().map(|e| e.rss_pages).sum::<u64>() * proctree::page_kb() / 1024
     }
 
-    fn end_node(&mut self) {
+    pub(super) fn end_node(&mut self) {
         if let Some(waiting) = self.node.waiting.take() {
             waiting.end();
         }

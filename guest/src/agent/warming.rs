@@ -103,6 +103,12 @@ impl Agent {
         Some(zygote.interpreter)
     }
 
+    /// Interpreters that only wait give their memory back.
+    pub(super) fn give_up_waiting(&mut self) {
+        self.end_node();
+        self.retire_warm();
+    }
+
     pub(super) fn on_warm_timer(&mut self) {
         let name = c"python3";
         let wanted = match self.warm.wanted.take() {

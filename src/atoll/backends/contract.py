@@ -22,6 +22,7 @@ class Limits:
     pids: int = 512
     files: int = 4096
     disk_mb: int = 4096
+    shm_mb: int = 256  # of /dev/shm, which is memory too
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__slots__}

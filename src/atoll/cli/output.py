@@ -91,7 +91,8 @@ def _in_flags(error: AtollError) -> None:
 
 _FLAGS = {
     "limits.memory_mb": ("--memory", "512"), "limits.cpus": ("--cpus", "2"), "limits.pids": ("--pids", "256"),
-    "limits.files": ("--files", "1024"), "limits.disk_mb": ("--disk", "2048"), "lifetime_s": ("--lifetime", "3600"),
+    "limits.files": ("--files", "1024"), "limits.disk_mb": ("--disk", "2048"), "limits.shm_mb": ("--shm", "128"),
+    "lifetime_s": ("--lifetime", "3600"),
     "idle_timeout_s": ("--idle-timeout", "1800"), "host_ports": ("--host-access", "8000"),
 }  # fmt: skip
 

@@ -58,6 +58,11 @@ def run(arguments: Arguments) -> int:
             raise
         if error.code == "failed_precondition" and wake(link, session):
             return start(session)  # nothing ran: it was asleep
+        if error.details.get("reason") == "oom":
+            error.hint = (
+                "its files are kept, and the next run starts it again; `create --memory MB` gives one more memory"
+            )
+            raise
         state.forget(session)
         if _had_begun(link, session, command):
             error.hint = "the files in it are lost, and the next run has a new sandbox; --memory gives that one more"

@@ -167,6 +167,7 @@ def create_options(arguments: Arguments) -> dict[str, Any]:
         "pids": arguments.pids,
         "files": arguments.files,
         "disk_mb": arguments.disk,
+        "shm_mb": arguments.shm,
         "lifetime": arguments.lifetime,
         "idle_timeout": arguments.idle_timeout,
         "profile": arguments.profile,

@@ -28,6 +28,7 @@ LIMITS = (
     Flag("pids", "N", "processes and threads", kind="int"),
     Flag("files", "N", "open files", kind="int"),
     Flag("disk", "MB", "disk", kind="int"),
+    Flag("shm", "MB", "/dev/shm, which is memory too (default: half of the memory)", kind="int"),
     Flag("lifetime", "SECONDS", "end it after so long", kind="number"),
     Flag("idle-timeout", "SECONDS", "end it after so long without use", kind="number"),
     Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),

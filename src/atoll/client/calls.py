@@ -89,7 +89,7 @@ def new_command_id() -> str:
     return "c" + "".join([_ALPHABET[byte & 31] for byte in os.urandom(19)])
 
 
-_LIMITS = ("cpus", "memory_mb", "pids", "files", "disk_mb")
+_LIMITS = ("cpus", "memory_mb", "pids", "files", "disk_mb", "shm_mb")
 _RENAMED = {"idle_timeout": "idle_timeout_s", "lifetime": "lifetime_s"}
 
 

@@ -18,6 +18,7 @@ class CreateOptions(TypedDict, total=False):
     pids: int | None
     files: int | None
     disk_mb: int | None
+    shm_mb: int | None
     hosts: Sequence[str] | None
     network: bool
     host_ports: Sequence[int]

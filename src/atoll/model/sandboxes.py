@@ -15,6 +15,7 @@ class LimitsSpec(Request, kw_only=True):
     pids: Annotated[int, Meta(ge=8, le=4_000_000)] | None = None
     files: Annotated[int, Meta(ge=32, le=1_048_576)] | None = None
     disk_mb: Annotated[int, Meta(ge=8, le=64 * MIB)] | None = None
+    shm_mb: Annotated[int, Meta(ge=1, le=16 * MIB)] | None = None  # of /dev/shm; None: half of the memory
 
 
 class Mount(Request, kw_only=True):

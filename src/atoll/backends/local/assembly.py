@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,16 @@ from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher, boot_log
 from atoll.backends.local.runtimes import direct
 from atoll.backends.local.runtimes.engines import HANDED_FD, Engine
-from atoll.backends.local.runtimes.gvisor import DIAL_DIRECTORY, DIAL_TARGET, GvisorBox, find_gofer, host_tasks
+from atoll.backends.local.runtimes.gvisor import (
+    DIAL_DIRECTORY,
+    DIAL_TARGET,
+    MEMORY_TARGETS,
+    GvisorBox,
+    beside_mb,
+    find_gofer,
+    host_tasks,
+    memory_limit,
+)
 from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
@@ -75,8 +85,10 @@ class Assembly:
             await launcher.close()
         init = self._find_init(base)
         self._step("started")
-        tasks = host_tasks(spec.limits.pids) if self._engine.inside else None
-        enforced = {**group.apply(spec.limits, tasks), "disk_mb": self._holds_disk, "files": True}
+        inside = self._engine.inside
+        tasks, beside = (host_tasks(spec.limits.pids), beside_mb(spec.limits)) if inside else (None, 0)
+        enforced = {**group.apply(spec.limits, tasks, beside), "disk_mb": self._holds_disk}
+        enforced |= {"files": True, "shm_mb": True}
         enforced["pids"] |= self._engine.inside  # gVisor counts them itself
         if missing := sorted(name for name in spec.required if not enforced.get(name, False)):
             init.close()
@@ -147,7 +159,8 @@ class Assembly:
     async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
         spec, rootless = self._spec, self._backend.standing.rootless
         stage = self._paths.stage()
-        binds = [*self._own_binds(), *binds]
+        watched = group.memory_files() if self._engine.inside else []
+        binds = [*self._own_binds(bool(watched)), *binds]
         inside = self._inside_config(stage, binds) if self._engine.inside else None
         config = self._config(stage, launcher, base) if inside is None else b""
         if inside is None and not self._engine.direct:
@@ -156,11 +169,13 @@ class Assembly:
         self._step("bundle")
         networked = spec.network is not None or spec.network_later
         handed = self._listen if inside is None else self._pid_file
-        sources = [self._agent] if inside is None else [self._agent, self._dial_directory]
+        sources: list[Callable[[], int]] = [self._agent, *([] if inside is None else [self._dial_directory])]
         if self._engine.direct:
             sources.append(self._pid_file)
+        sources += [partial(os.open, path, os.O_PATH | os.O_CLOEXEC) for path in watched]
+        given: list[Callable[[], int]] = [partial(self._boot_message, watches=bool(watched)), self._log, handed]
         with ExitStack() as stack:
-            fds = [self._keep(stack, fd) for fd in (self._boot_message, self._log, handed, *sources)]
+            fds = [self._keep(stack, fd) for fd in (*given, *sources)]
             order = {
                 "stage": stage,
                 "disk": self._disk(),
@@ -214,6 +229,7 @@ class Assembly:
             filter=spec.seccomp,
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,
+            shm_mb=spec.limits.shm_mb,
         )
 
     def _made_ahead(self, launcher: Launcher) -> tuple[str, str]:
@@ -236,6 +252,7 @@ class Assembly:
             shared=shared,
             no_capabilities=spec.no_capabilities,
             read_only_root=spec.read_only_root,
+            shm_mb=spec.limits.shm_mb,
         )
 
     @staticmethod
@@ -251,7 +268,7 @@ class Assembly:
             overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})
         return overlays
 
-    def _own_binds(self) -> list[dict[str, Any]]:
+    def _own_binds(self, watched: bool) -> list[dict[str, Any]]:
         """Descriptors count from the three that the engine itself gets."""
         if self._workspace is None:
             workspace: dict[str, Any] = {"disk": "workspace"}
@@ -261,13 +278,16 @@ class Assembly:
             {"source": workspace, "target": "/workspace", "read_only": False, "idmap": True},
             {"source": {"fd": 3}, "target": bundle.AGENT, "read_only": True, "idmap": False},
         ]
-        if self._engine.inside:
-            binds.append({"source": {"fd": 4}, "target": DIAL_TARGET, "read_only": True, "idmap": False})
+        further = [DIAL_TARGET, *(MEMORY_TARGETS if watched else ())] if self._engine.inside else []
+        binds += [
+            {"source": {"fd": fd}, "target": target, "read_only": True, "idmap": False}
+            for fd, target in enumerate(further, start=4)
+        ]
         return binds
 
     # Descriptors for the agent
 
-    def _boot_message(self) -> int:
+    def _boot_message(self, *, watches: bool) -> int:
         spec = self._spec
         limits = spec.limits
         rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
@@ -282,6 +302,7 @@ class Assembly:
             "dial": f"{DIAL_TARGET}/{SOCKET}" if self._engine.inside else None,
             "rlimits": rlimits,
             "filter": self._filter(),
+            "memory": memory_limit(limits) if watches else None,
         }
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
         os.write(fd, json.dumps(message).encode())

@@ -92,7 +92,8 @@ class ContainerBox:
         self._alive()
         self._record["enforced"] = {**self._record["enforced"], **self._apply(limits)}
         kept = Limits.from_json(self._record["limits"])
-        self._record["limits"] = {**limits.to_json(), "disk_mb": kept.disk_mb, "files": kept.files}
+        fixed = {"disk_mb": kept.disk_mb, "files": kept.files, "shm_mb": kept.shm_mb}
+        self._record["limits"] = {**limits.to_json(), **fixed}
 
     def _apply(self, limits: Limits) -> dict[str, bool]:
         return self._group.apply(limits)

@@ -16,7 +16,6 @@ AGENT = "/.atoll/guest"
 # Places the engine mounts on; they must be there and must not be links (CVE-2026-41579 and its kin).
 MOUNTPOINTS = ("proc", "dev", "sys")
 MAX_PTYS = 64
-SHM_BYTES = 64 << 20
 
 # Docker's default without MKNOD, NET_RAW, AUDIT_WRITE, SETFCAP, SETPCAP and SYS_CHROOT: nothing in a sandbox needs those.
 CAPABILITIES = (
@@ -76,12 +75,6 @@ _MOUNTS: list[dict[str, Any]] = [
         "source": "devpts",
         "options": ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", f"max={MAX_PTYS}"],
     },
-    {
-        "destination": "/dev/shm",
-        "type": "tmpfs",
-        "source": "shm",
-        "options": [*_PLAIN, "mode=1777", f"size={SHM_BYTES}"],
-    },
     {"destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue", "options": _PLAIN},
     {"destination": "/sys", "type": "sysfs", "source": "sysfs", "options": [*_PLAIN, "ro"]},
 ]
@@ -96,9 +89,16 @@ _TMP: dict[str, Any] = {
 }
 
 
+def _kernels_mounts(shm_mb: int, read_only_root: bool) -> list[dict[str, Any]]:
+    """The kernel's file systems. Programs may be run from /dev/shm, as on any Linux machine."""
+    options = ["nosuid", "nodev", "mode=1777", f"size={shm_mb << 20}"]
+    shm = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}
+    return [*_MOUNTS, shm, *([_TMP] if read_only_root else [])]
+
+
 def configuration(
-    *, root: str, hostname: str, base: int, count: int, user_ns: str, net_ns: str, cgroup: str | None, filter: str = "default",
-    no_capabilities: bool = False, read_only_root: bool = False,
+    *, root: str, hostname: str, base: int, count: int, user_ns: str, net_ns: str, cgroup: str | None, shm_mb: int,
+    filter: str = "default", no_capabilities: bool = False, read_only_root: bool = False,
 ) -> bytes:  # fmt: skip
     """config.json of an engine outside: the two namespaces made ahead by path, the others new."""
     mapping = [{"containerID": 0, "hostID": base, "size": count}]
@@ -116,7 +116,7 @@ def configuration(
         "readonlyPaths": list(READ_ONLY),
         "seccomp": seccomp.profile(filter),
     }
-    mounts = [*_MOUNTS, _TMP] if read_only_root else _MOUNTS
+    mounts = _kernels_mounts(shm_mb, read_only_root)
     return _document(root, hostname, no_capabilities, mounts, linux)
 
 
@@ -133,7 +133,7 @@ def hardware_with_disks(top: str = "/sys") -> tuple[str, ...]:
 
 
 def inside_configuration(
-    *, root: str, hostname: str, shared: Iterable[tuple[str, bool]],
+    *, root: str, hostname: str, shared: Iterable[tuple[str, bool]], shm_mb: int,
     no_capabilities: bool = False, read_only_root: bool = False,
 ) -> str:  # fmt: skip
     """config.json of gVisor, which is in the namespaces already; its filter of system calls is in the agent's boot message.
@@ -148,7 +148,7 @@ def inside_configuration(
         }
         for target, read_only in shared
     ]
-    mounts = [*(mount for mount in _MOUNTS if mount["type"] != "mqueue"), *([_TMP] if read_only_root else []), *binds]
+    mounts = [*(mount for mount in _kernels_mounts(shm_mb, read_only_root) if mount["type"] != "mqueue"), *binds]
     linux = {"namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")]}
     return _document(root, hostname, no_capabilities, mounts, linux).decode()
 

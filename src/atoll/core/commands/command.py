@@ -71,7 +71,8 @@ class Running:
                 if count > skipped[channel]:
                     self.output.kept[channel].skip(count - skipped[channel])
             assert process.exit is not None
-            await self.finish(process.exit)
+            if (said := await self.finish(process.exit)) is not None:
+                yield said
         except errors.AtollError as error:
             self.fail(error)
             raise
@@ -88,7 +89,8 @@ class Running:
             async for _ in self.consume():
                 pass
 
-    async def finish(self, ended: Exit) -> None:
+    async def finish(self, ended: Exit) -> Chunk | None:
+        """Record the end. What is said about it at the end of stderr, if anything."""
         oom = await self._out_of_memory(ended)
         if self.live.network is not None and (ended.code or ended.signal):
             await self.live.network.settle(self.live.id)
@@ -99,6 +101,7 @@ class Running:
         for channel, total in ((1, ended.out), (2, ended.err)):
             kept = self.output.kept[channel]
             kept.total = max(kept.total, total)
+        said = self._say_out_of_memory() if oom else None
         self.conclude(
             status,
             exit_code=code,
@@ -109,6 +112,18 @@ class Running:
             cpu_ms=(ended.user_us + ended.sys_us) // 1000,
             max_rss_kb=ended.max_rss_kb,
         )
+        return said
+
+    def _say_out_of_memory(self) -> Chunk:
+        """A last line of stderr, and an event: the program itself could say nothing any more."""
+        limit = self.live.box.record.get("limits", {}).get("memory_mb")
+        line = f"atoll: out of memory: a program was killed (the limit is {limit} MB)\n".encode()
+        channel = 1 if self.spec.get("pty") else 2
+        offset = self.output.kept[channel].total
+        self.output.add(channel, line)
+        self._transcript.output("o" if channel == 1 else "e", line)
+        self._history.record(self.live.id, self.live.owner, "oom", command_id=self.id, limit_mb=limit)
+        return Chunk(channel, line, offset)
 
     def never_started(self, code: int, why: str) -> None:
         """The program is missing (127) or not executable (126): a result, as a shell would give it."""
@@ -194,7 +209,10 @@ class Running:
             process.close_stdin()
 
     async def _out_of_memory(self, ended: Exit) -> bool:
-        """From the host's own counter: was something killed for memory while this command was?"""
+        """Whether the agent killed a program of this command for memory, or the host's own counter says that one was while this
+        command was killed."""
+        if ended.oom:
+            return True
         killed = ended.signal == 9 or ended.code == 137
         if not killed and not (ended.code and self.live.box.record.get("runtime") == "gvisor"):
             return False  # gVisor's kernel may lose a part of itself, and a program fails as it likes

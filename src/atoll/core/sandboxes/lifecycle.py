@@ -116,12 +116,13 @@ class Lifecycle:
             self._forget(live)
 
     async def retire(self, sandbox: str, kind: str, detail: str) -> None:
-        """The end that time or a fault brings: a persistent sandbox keeps its disk, any other is destroyed."""
+        """The end that time or a fault brings: a persistent sandbox keeps its disk, and so does one that ran out of memory, until
+        its lifetime is over. Any other is destroyed."""
         row = self.store.sandbox(sandbox)
         if row is None or row["state"] in ("ended", "stopped"):
             return
         live = self.live.get((row["owner"], sandbox))
-        if live is not None and live.spec.persistent and kind != "expired":
+        if live is not None and (live.spec.persistent or kind == "oom") and kind != "expired":
             await self.rest(live, kind, detail, "atoll")
         else:
             await self.end(sandbox, kind, detail, "atoll")

@@ -136,7 +136,7 @@ def _out_of_memory(info: SandboxInfo, request: RunOnce, began: float) -> ExecRes
         exit_code=137,
         signal=9,
         stdout="",
-        stderr="",
+        stderr="atoll: out of memory: the sandbox was killed\n",
         stdout_bytes=0,
         stderr_bytes=0,
         truncated=True,

@@ -1,8 +1,9 @@
 """Warm sandboxes: started, unused, without a network, waiting for a caller.
 
-A claim takes one out and gives it what the caller asked for: limits, environment, end, network policy. What cannot be
-given to a started sandbox (a host name, mounts, another disk size, a shared workspace, another seccomp profile) is part of the key or rules
-the pool out, so that a claimed sandbox is the one a cold start would have made. A used sandbox never comes back.
+A claim takes one out and gives it what the caller asked for: processes, environment, end, network policy. What cannot be given to a
+started sandbox (a host name, mounts, another size of memory or disk, other processors, a shared workspace, another seccomp profile) is
+part of the key or rules the pool out, so that a claimed sandbox is the one a cold start would have made. A used sandbox never comes
+back.
 
 Spares have no record in the store: whatever a killed daemon leaves of them, the next one's sweep removes.
 """
@@ -63,6 +64,7 @@ class Key:
     disk_mb: int
     disk_asked: bool  # an ordinary user's disk is of another kind when its size has to be held
     files: int
+    seen: tuple[float, ...]  # memory, processors and the size of /dev/shm, as programs inside see them
     pids: int  # 0 where the number of processes can be changed
     read_only_root: bool
     seccomp: str
@@ -74,8 +76,9 @@ class Key:
         if spec.mounts or spec.workspace is not None or spec.disk is not None:
             return None
         limits = spec.limits
+        seen = (limits.memory_mb, limits.cpus, limits.shm_mb)
         return Key(
-            spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files,
+            spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files, seen,
             0 if spec.runtime == "container" else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
         )  # fmt: skip
 

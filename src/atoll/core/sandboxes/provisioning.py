@@ -100,6 +100,8 @@ class Boxes:
         image = await self._images.choose(spec.image, spec.program, digest)
         base_env = {**image.env, **self._config.sandboxes.env}
         limits = Limits.from_json({**defaults, **asked})
+        if not limits.shm_mb:
+            limits = replace(limits, shm_mb=max(1, limits.memory_mb // 2))
         return Plan(spec, image, limits, frozenset(asked), mounts, base_env, self._warm(limits))
 
     def _warm(self, limits: Limits) -> dict[str, Any]:

@@ -165,12 +165,13 @@ class Group:
 
     # Limits
 
-    def apply(self, limits: Limits, tasks: int | None = None) -> dict[str, bool]:
-        """Set them; says which of them this host holds. `tasks`: of the host, where those are not the sandbox's processes."""
+    def apply(self, limits: Limits, tasks: int | None = None, beside_mb: int = 0) -> dict[str, bool]:
+        """Set them; says which of them this host holds. `tasks`: of the host, where those are not the sandbox's processes.
+        `beside_mb`: memory for a kernel of the sandbox's own, beside that of its programs."""
         pids = limits.pids + SPARE_PIDS if tasks is None else tasks
         return {
             "cpus": self._set_cpu(limits.cpus),
-            "memory_mb": self._set_memory(limits.memory_mb << 20),
+            "memory_mb": self._set_memory((limits.memory_mb + beside_mb) << 20),
             "pids": self._set("pids", "pids.max", "pids.max", str(pids)),
         }
 
@@ -286,6 +287,13 @@ class Group:
         v2 = self._hierarchies.is_v2("memory")
         now = self._number("memory", "memory.current" if v2 else "memory.usage_in_bytes")
         return now, self._number("memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
+
+    def memory_files(self) -> list[Path]:
+        """What says how much memory is used, and how much of that is pages of files; empty where none is counted."""
+        usage = "memory.current" if self._hierarchies.is_v2("memory") else "memory.usage_in_bytes"
+        directory = self._of("memory")
+        found = [directory / usage, directory / "memory.stat"] if directory is not None else []
+        return found if all(path.exists() for path in found) else []
 
     def cpu_us(self) -> int | None:
         if "cpuacct" in self._hierarchies.v1:

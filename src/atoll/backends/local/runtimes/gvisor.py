@@ -2,7 +2,7 @@
 
 True differences from a container are listed in SECURITY.md. The ones that matter here: the agent cannot inherit a socket
 and dials one instead; a process inside is no process of the host, so the number of those is limited inside and the control
-group is a backstop; memory that runs out ends the whole sandbox.
+group is a backstop; when memory runs out the host would end gVisor's kernel, so the agent ends the largest program before that.
 """
 
 import asyncio
@@ -20,12 +20,32 @@ from atoll.backends.local.runtimes.gvisor_channel import Door
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
+MEMORY_TARGETS = tuple(f"/.atoll/memory/{name}" for name in ("usage", "stat"))  # as `Group.memory_files` has them
+KERNEL_MB = 32  # of gVisor's own kernel when it does little
+# What programs can take beyond their limit before the agent has ended one of them. A system call that is under way is not cut
+# short, so it may fill as much as the program could ever have, and at most 2 GiB.
+_RESERVE_MB = (384, 2176)
 _SIGNALS = 128
 
 
 def host_tasks(pids: int) -> int:
     """gVisor needs up to ten tasks of the host for one process inside, and some for itself."""
     return 64 + 10 * pids
+
+
+def _reserve_mb(limits: Limits) -> int:
+    least, most = _RESERVE_MB
+    return max(least, min(limits.memory_mb, most))
+
+
+def beside_mb(limits: Limits) -> int:
+    """What the host allows beside the memory of programs: gVisor's own kernel, and the reserve."""
+    return KERNEL_MB + _reserve_mb(limits)
+
+
+def memory_limit(limits: Limits) -> dict[str, int]:
+    """In bytes, for the agent: what may be used, and the reserve in which it ends a program."""
+    return {"most": (limits.memory_mb + KERNEL_MB) << 20, "reserve": _reserve_mb(limits) << 20}
 
 
 def find_gofer(keeper: int) -> int | None:
@@ -49,9 +69,10 @@ class GvisorBox(ContainerBox):
         return await self._door.connect()
 
     async def update_limits(self, limits: Limits) -> None:
-        """Also the number of processes is fixed: it is a limit inside, which only the agent could set."""
-        pids = Limits.from_json(self._record["limits"]).pids
-        await super().update_limits(Limits(**{**limits.to_json(), "pids": pids}))
+        """Processes and memory are fixed too: the agent holds those limits, and was told them when it started."""
+        kept = Limits.from_json(self._record["limits"])
+        fixed = {"pids": kept.pids, "memory_mb": kept.memory_mb}
+        await super().update_limits(Limits(**{**limits.to_json(), **fixed}))
 
     def release(self) -> None:
         super().release()
@@ -62,7 +83,7 @@ class GvisorBox(ContainerBox):
         return [] if gofer is None else [int(gofer)]
 
     def _apply(self, limits: Limits) -> dict[str, bool]:
-        return {**self._group.apply(limits, host_tasks(limits.pids)), "pids": True}
+        return {**self._group.apply(limits, host_tasks(limits.pids), beside_mb(limits)), "pids": True}
 
     def _disk(self) -> tuple[int | None, int | None]:
         # The sentry sees nothing of the disk by name; the gofer's root is the sandbox's.

@@ -163,8 +163,6 @@ def _tell_kept(name: str) -> None:
 def _status(wire: dict[str, Any], argv: list[str], sandbox: dict[str, Any], mounted: bool) -> int:
     code = exit_code(wire)
     result = ExecResult(wire)
-    if wire.get("oom"):
-        say("atoll: the command was killed because it ran out of memory")
     if code == 127 and result.exit_code == 127:
         _tell_missing(argv[0], str(sandbox.get("image") or ""))
     elif code not in (0, 124) and not mounted:
