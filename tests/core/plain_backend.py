@@ -30,7 +30,9 @@ AGENTS: set[int] = set()  # of every box of this process
 
 
 class PlainImages:
-    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
+    async def choose(
+        self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
+    ) -> Chosen:
         if name != "host":
             raise errors.NotFound(f"no image {name!r}")
         return Chosen("host", Rootfs(("/",)), {"PATH": "/usr/local/bin:/usr/bin:/bin"})

@@ -6,13 +6,14 @@ a name of the catalog may be, and the result says so.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Unavailable, Unsupported
 from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
 from atoll.images.detect import DEFAULT, Detection, host_program
 from atoll.images.image import Image
 from atoll.images.progress import ProgressCallback, silent
+from atoll.images.registry.public import Guest
 from atoll.images.sources.host import HostImage
 from atoll.images.store import ImageStore
 from atoll.profiles import nearest
@@ -37,6 +38,7 @@ def obtain(
     allowlist: Allowlist = ANY_IMAGE,
     progress: ProgressCallback = silent,
     may_fetch: bool = True,
+    guest: Guest | None = None,
     host: Callable[[], HostImage] | None = None,
 ) -> Choice:
     """Bring the image here if it is not. `may_fetch=False` uses only local ones; `host` may give one already prepared."""
@@ -46,7 +48,9 @@ def obtain(
         allowlist.check(name, catalog)
         if name == HOST:
             return Choice(make_host(), detection.why)
-        return _named(name, store, catalog, detection, progress, may_fetch)
+        if guest is not None and allowlist.names is not None:
+            guest = replace(guest, anywhere=True)  # the operator listed it
+        return _named(name, store, catalog, detection, progress, may_fetch, guest)
     entry = catalog.get(name)
     if entry is None:
         raise NotFound(f"the catalog has no image {name!r}", hint=f"it has {', '.join(catalog.names())}")
@@ -62,22 +66,28 @@ def obtain(
             # Nothing knows this program, so no image is fetched for it: that it is missing shows at once.
             return Choice(make_host(), f"{detection.why}; nothing here knows `{program}`")
     allowlist.check(name, catalog)
-    return _fetched(entry, store, detection, progress, may_fetch)
+    return _fetched(entry, store, detection, progress, may_fetch, guest)
 
 
 def _named(
-    name: str, store: ImageStore, catalog: Catalog, detection: Detection, progress: ProgressCallback, may_fetch: bool
+    name: str,
+    store: ImageStore,
+    catalog: Catalog,
+    detection: Detection,
+    progress: ProgressCallback,
+    may_fetch: bool,
+    guest: Guest | None,
 ) -> Choice:
     entry = catalog.get(name)
     local = store.find(name) if entry is None else _local(entry, store)
     if local is not None:
         return Choice(local, detection.why)
     if entry is not None:
-        return _fetched(entry, store, detection, progress, may_fetch)
+        return _fetched(entry, store, detection, progress, may_fetch, guest)
     if not may_fetch:
         raise NotFound(f"the image {name!r} is not on this machine", hint=f"get it with `atoll image pull {name}`")
     try:
-        return Choice(store.pull(name, progress=progress), detection.why)
+        return Choice(store.pull(name, progress=progress, guest=guest), detection.why)
     except _TRY_NEXT as error:
         stand_in = catalog.by_reference(name)
         if stand_in is not None and stand_in.debian and not error.hint:
@@ -94,12 +104,19 @@ def _local(entry: CatalogImage, store: ImageStore) -> Image | None:
 
 
 def _fetched(
-    entry: CatalogImage, store: ImageStore, detection: Detection, progress: ProgressCallback, may_fetch: bool
+    entry: CatalogImage,
+    store: ImageStore,
+    detection: Detection,
+    progress: ProgressCallback,
+    may_fetch: bool,
+    guest: Guest | None,
 ) -> Choice:
     if not may_fetch:
         raise NotFound(f"the image {entry.name!r} is not on this machine", hint=f"`atoll image pull {entry.oci}`")
+    if guest is not None:
+        guest = replace(guest, anywhere=True)  # the catalog is the operator's
     try:
-        return Choice(store.pull(entry.oci, progress=progress), f"{detection.why}; pulled {entry.oci}")
+        return Choice(store.pull(entry.oci, progress=progress, guest=guest), f"{detection.why}; pulled {entry.oci}")
     except _TRY_NEXT as pull_error:
         if not entry.debian:
             raise

@@ -11,10 +11,11 @@ ever sees half an image. All calls block; the daemon makes them in threads.
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
+from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound
 from atoll.images.catalog import HOST, Catalog
 from atoll.images.image import Image
 from atoll.images.layers.layers import LayerStore
@@ -26,6 +27,7 @@ from atoll.images.records import ImageRecord, Records
 from atoll.images.registry.client import Registry
 from atoll.images.registry.credentials import DockerConfig
 from atoll.images.registry.platforms import Platform
+from atoll.images.registry.public import ANONYMOUS, Guest, Quota
 from atoll.images.registry.pull import pull
 from atoll.images.registry.reference import Reference, is_digest
 from atoll.images.sources import debian
@@ -69,28 +71,81 @@ class ImageStore:
         self._lock = root / "lock"
         self._layers = LayerStore(root / "layers", root / "tmp", self._limits)
         self._records = Records(root / "images", root / "names")
+        self._quota = Quota(root / "key-pulls.json")
 
     # getting images
 
-    def pull(self, ref: str, platform: str | None = None, progress: ProgressCallback = silent) -> Image:
-        """Pull from a registry, also when a copy is here already: a tag may have moved."""
+    def pull(
+        self,
+        ref: str,
+        platform: str | None = None,
+        progress: ProgressCallback = silent,
+        guest: Guest | None = None,
+    ) -> Image:
+        """Pull from a registry, also when a copy is here already: a tag may have moved.
+
+        For a `guest` without a login, from public registries only, and no more than it may take."""
         reference = Reference.parse(ref)
         wanted = Platform.parse(platform) if platform else Platform.here()
+        if guest is None:
+            record = self._pull(reference, wanted, progress, self._credentials, self._limits, public=False)
+        else:
+            record = self._pull_for(guest, reference, wanted, progress)
+        progress(Progress("done", str(reference)))
+        return self._image(str(reference), record)
+
+    def _pull(
+        self,
+        reference: Reference,
+        platform: Platform,
+        progress: ProgressCallback,
+        credentials: DockerConfig | None,
+        limits: Limits,
+        *,
+        public: bool,
+    ) -> ImageRecord:
         registry = Registry(
             reference,
-            credentials=self._credentials,
+            credentials=credentials,
             insecure=frozenset(self.insecure),
             ca_file=self._ca_file,
-            limits=self._limits,
+            limits=limits,
+            public=public,
         )
+        layers = self._layers if limits is self._limits else LayerStore(self.root / "layers", self.root / "tmp", limits)
         try:
             with file_lock(self._lock, shared=True):
-                record = pull(reference, wanted, registry, self._layers, self.root / "blobs", self._limits, progress)
+                record = pull(reference, platform, registry, layers, self.root / "blobs", limits, progress)
                 self._records.save(record, str(reference))
         finally:
             registry.close()
-        progress(Progress("done", str(reference)))
-        return self._image(str(reference), record)
+        return record
+
+    def _pull_for(
+        self, guest: Guest, reference: Reference, platform: Platform, progress: ProgressCallback
+    ) -> ImageRecord:
+        left = self._quota.begin(guest, lambda digest: self.find(digest) is not None)
+        before, record = set(self._layers.digests()), None
+        limits = replace(
+            self._limits,
+            download_bytes=min(left, self._limits.download_bytes),
+            unpacked_bytes=min(left, self._limits.unpacked_bytes),
+            total_bytes=left,
+        )
+        try:
+            record = self._pull(reference, platform, progress, ANONYMOUS, limits, public=not guest.anywhere)
+            return record
+        finally:
+            self._quota.end(guest, record.digest if record else None, record.size if record else 0)
+            if record is None:
+                self._discard(before)
+
+    def _discard(self, before: set[str]) -> None:
+        """Remove what a pull that failed has left. While another pull runs it stays, for `prune`."""
+        with suppress(AtollError), file_lock(self._lock, seconds=_REMOVAL_SECONDS):
+            self._layers.remove(digest for digest in self._unreferenced_layers() if digest not in before)
+            for entry in os.scandir(self.root / "blobs"):
+                os.unlink(entry.path)
 
     def build_debian(
         self,

@@ -13,12 +13,15 @@ from atoll.backends.contract import Rootfs
 if TYPE_CHECKING:
     from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
 
+HOST = "host"
 AUTO = "auto"  # as an image's name: the one the program means
 KEPT = 64
+KEY_PULL_MB = 8192  # of the images that one key may bring here
 LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
 STALE = 300.0  # and after which a caller waits for that
 
-Wish = tuple[str, str | None]  # a name, and the program the image was detected for
+# A name, the program the image was detected for, and the owner for whom it is pulled when that is a key without rights.
+Wish = tuple[str, str | None, str | None]
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,12 @@ class Chosen:
 
 
 class Images(Protocol):
-    """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's."""
+    """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's.
+    `guest`: the owner of a key that may not use the operator's logins and networks."""
 
-    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen: ...
+    async def choose(
+        self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
+    ) -> Chosen: ...
 
 
 class StoredImages:
@@ -52,12 +58,14 @@ class StoredImages:
 
     # For sandboxes
 
-    async def choose(self, name: str, program: str | None = None, digest: str | None = None) -> Chosen:
+    async def choose(
+        self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
+    ) -> Chosen:
         """Comparing the `host` image with the machine costs more than starting a sandbox, so that happens behind the
         callers' back; all other answers are found anew each time."""
         if digest is not None:
-            return await asyncio.to_thread(self._choose, name, program, digest)
-        wish = (name, program)
+            return await asyncio.to_thread(self._choose, name, program, guest, digest)
+        wish = (name, program, None if name == HOST else guest)
         at, kept = self._host.get(wish, (-STALE, None))
         age = time.monotonic() - at
         if age >= LOOK_AGAIN and wish not in self._looking:
@@ -82,11 +90,11 @@ class StoredImages:
             self._host.pop(wish, None)
         return found
 
-    def _choose(self, name: str, program: str | None, digest: str | None) -> Chosen:
+    def _choose(self, name: str, program: str | None, guest: str | None, digest: str | None) -> Chosen:
         kept = self._again(name, digest) if digest else None
         if kept is not None:
             return self._on_site(chosen(kept, "the one it was made from"))
-        choice = self.obtain(name, program)
+        choice = self.obtain(name, program, guest=guest)
         return self._on_site(chosen(choice.image, choice.why))
 
     def _on_site(self, found: Chosen) -> Chosen:
@@ -108,7 +116,11 @@ class StoredImages:
         return store.find_host_image(digest) or store.find(digest)
 
     def obtain(
-        self, name: str, program: str | None = None, progress: "Callable[[Progress], None] | None" = None
+        self,
+        name: str,
+        program: str | None = None,
+        progress: "Callable[[Progress], None] | None" = None,
+        guest: str | None = None,
     ) -> "Choice":
         """Find, pull or build it. Blocks; the operator's allowlist holds for every way here."""
         from atoll.images import Detection, detect, obtain
@@ -119,6 +131,10 @@ class StoredImages:
         else:
             found = Detection(name, f"the image {name}", program or "", explicit=program is None)
         more: dict[str, Any] = {} if progress is None else {"progress": progress}
+        if guest is not None:
+            from atoll.images.registry.public import Guest
+
+            more["guest"] = Guest(guest, int(self._settings.get("key_pull_mb", KEY_PULL_MB)) << 20)
         return obtain(found, self.store, catalog, allowlist=allowlist, **more)
 
     # For people
@@ -188,7 +204,7 @@ class StoredImages:
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """The operator's `[images]` table; an unknown key or a wrong type is an error when the daemon starts."""
-    kinds = {"allow": list, "custom": dict, "insecure_registries": list, "ca_file": str}
+    kinds = {"allow": list, "custom": dict, "insecure_registries": list, "ca_file": str, "key_pull_mb": int}
     for key, value in settings.items():
         if key not in kinds:
             from atoll.profiles import nearest

@@ -13,6 +13,7 @@ import msgspec
 from atoll import errors
 from atoll.backends.contract import Backend, Box, BoxSpec, Limits, Mount
 from atoll.config import Config
+from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.core.policy import profiles
 from atoll.core.policy.images import Chosen, Images
@@ -97,7 +98,8 @@ class Boxes:
         asked = {key: value for key, value in msgspec.structs.asdict(spec.limits).items() if value is not None}
         defaults = profiles.default_limits(spec, msgspec.structs.asdict(self._config.limits))
         mounts = host_mounts(self._home, who, spec) if who is not None else ()
-        image = await self._images.choose(spec.image, spec.program, digest)
+        guest = who.owner if who is not None and not may(who, "admin") else None
+        image = await self._images.choose(spec.image, spec.program, digest, guest)
         base_env = {**image.env, **self._config.sandboxes.env}
         limits = Limits.from_json({**defaults, **asked})
         if not limits.shm_mb:

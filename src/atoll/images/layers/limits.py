@@ -12,6 +12,7 @@ class Limits:
     layers: int = 127
     download_bytes: int = 32 << 30  # compressed, all layers together
     unpacked_bytes: int = 64 << 30  # of one layer
+    total_bytes: int = 1 << 50  # of all new layers of one image together, unpacked
     entries: int = 500_000  # of one layer
     depth: int = 96  # path components
     path_bytes: int = 4096

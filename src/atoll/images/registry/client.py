@@ -83,11 +83,14 @@ class Registry:
         insecure: Iterable[str] = (),
         ca_file: Path | None = None,
         limits: Limits | None = None,
+        public: bool = False,
     ) -> None:
         self._name = reference.registry
         self._repository = reference.repository
         self._limits = limits or Limits()
-        self._transport = Transport(reference, credentials=credentials, insecure=insecure, ca_file=ca_file)
+        self._transport = Transport(
+            reference, credentials=credentials, insecure=insecure, ca_file=ca_file, public=public
+        )
 
     def close(self) -> None:
         self._transport.close()

@@ -52,7 +52,7 @@ def pull(
     if len(config.diff_ids) != len(descriptors):
         raise ImageError("the image's configuration and manifest do not list the same layers")
     wanted = dict(zip(config.diff_ids, descriptors, strict=True))
-    unpacked = _Fetch(registry, layers, blobs, progress).fetch(wanted)
+    unpacked = _Fetch(registry, layers, blobs, progress, limits.total_bytes).fetch(wanted)
     return ImageRecord(
         digest=document.digest,
         source="oci",
@@ -114,7 +114,9 @@ def _notes(layers: dict[str, Layer]) -> tuple[str, ...]:
 class _Fetch:
     """The layers of one pull, and how far they are."""
 
-    def __init__(self, registry: Registry, layers: LayerStore, blobs: Path, progress: ProgressCallback) -> None:
+    def __init__(
+        self, registry: Registry, layers: LayerStore, blobs: Path, progress: ProgressCallback, most: int
+    ) -> None:
         self._registry = registry
         self._layers = layers
         self._blobs = blobs
@@ -125,6 +127,7 @@ class _Fetch:
         self._done: dict[tuple[Stage, str], int] = {}
         self._told: dict[Stage, float] = {}
         self._total = 0
+        self._most = most  # bytes on disk of all new layers together
         self._cancelled = threading.Event()
 
     def fetch(self, wanted: dict[str, Descriptor]) -> dict[str, Layer]:
@@ -143,6 +146,8 @@ class _Fetch:
             try:
                 for diff_id, layer_to_be in brought.items():
                     found[diff_id] = layer_to_be.result()
+                    if sum(found[one].size for one in missing if one in found) > self._most:
+                        raise ImageError(f"the image takes more than the {self._most} bytes that are accepted")
             except BaseException:
                 self._cancelled.set()
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -20,6 +20,7 @@ import urllib3
 
 from atoll.errors import AtollError, ImageError, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from atoll.images.registry.credentials import DockerConfig, Login
+from atoll.images.registry.public import public_only
 from atoll.images.registry.reference import Reference
 
 ATTEMPTS = 5
@@ -42,17 +43,20 @@ class Transport:
         credentials: DockerConfig | None = None,
         insecure: Iterable[str] = (),
         ca_file: Path | None = None,
+        public: bool = False,
     ) -> None:
         self._name = reference.registry
         self._repository = reference.repository
         self._credentials = credentials or DockerConfig()
         host = reference.api_host
-        self._plain = host in frozenset(insecure)
-        self._loopback = _is_loopback(host)
+        self._plain = host in frozenset(insecure) and not public
+        self._loopback = _is_loopback(host) and not public
         context = ssl.create_default_context()
         if ca_file is not None:
             context.load_verify_locations(cafile=str(ca_file))
         self._http = urllib3.PoolManager(num_pools=8, maxsize=8, timeout=_TIMEOUT, retries=False, ssl_context=context)
+        if public:
+            public_only(self._http)
         self._base = f"https://{host}"
         self._scheme_known = not (self._plain or self._loopback)
         self._authorization: str | None = None
