@@ -136,7 +136,7 @@ def test_lists(cli: Cli) -> None:
     cli.ok("sandbox", "destroy", name)
     assert session not in [item["session_id"] for item in cli.ok("sandbox", "sessions")["sessions"]]
     ended = {item["session_id"]: item for item in cli.ok("sandbox", "sessions", "--phase", "all")["sessions"]}
-    assert ended[session]["phase"] == "Terminated" and ended[session]["end"]["kind"] == "destroyed"
+    assert ended[session]["phase"] == "Terminating" and ended[session]["end"]["kind"] == "destroyed"
 
 
 def test_called_as_k8e_the_state_is_where_k8e_keeps_it(cli: Cli, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_k8e_P13_without_being_asked_nothing_lasts(gateway: Gateway) -> None:
     flags = ("--tenant", f"t-{secrets.token_hex(4)}")
     first = gateway.ok("sandbox", "run", "echo gone > /workspace/f", *flags, "--idle-timeout", "1")
     until = time.monotonic() + WAIT
-    while (seen := gateway("sandbox", "get", first["session_id"])).code == 0 and seen.json["phase"] != "Terminated":
+    while (seen := gateway("sandbox", "get", first["session_id"])).code == 0 and seen.json["phase"] != "Terminating":
         assert time.monotonic() < until
         time.sleep(0.2)
     again = gateway.ok("sandbox", "run", "ls /workspace", *flags)

@@ -10,6 +10,9 @@ import os
 import sys
 
 from ..client.codec import dumps
+from ..surfaces.k8e.words import EXHAUSTED, FAILED, OK, UNREACHABLE
+
+__all__ = ["EXHAUSTED", "FAILED", "OK", "UNREACHABLE"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +20,6 @@ if TYPE_CHECKING:
 
     from ..errors import AtollError
 
-OK, FAILED, UNREACHABLE, EXHAUSTED = 0, 1, 2, 8  # K8E's exit codes
 USAGE, TIMED_OUT, OWN_FAILURE = 2, 124, 125  # those of the other verbs
 INTERRUPTED, BROKEN_PIPE = 130, 141
 

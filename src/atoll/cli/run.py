@@ -7,10 +7,9 @@ import os
 from ..client import calls
 from ..client.results import ExecResult, Output
 from ..errors import AtollError, InvalidArgument, NotFound
+from ..surfaces.k8e import words
 from .output import FAILED, print_json, say, write
 from .session import (
-    AUTO_IDLE,
-    AUTO_LIFETIME,
     create_options,
     data_directory,
     of_tenant,
@@ -97,12 +96,12 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
         if there is not None:
             found.append(there)
             return there
-        options.setdefault("idle_timeout", AUTO_IDLE)
+        options.setdefault("idle_timeout", words.AUTO_IDLE_S)
         if filling is not None and filling.values.get("persistent"):
             options["persistent"] = True
         else:
-            options.setdefault("lifetime", AUTO_LIFETIME)
-        options["labels"] = {"tenant": state.tenant}
+            options.setdefault("lifetime", words.AUTO_LIFETIME_S)
+        options["labels"] = words.tenant_labels(state.tenant)
         if filling is not None and (filling.manifest or filling.git_repo):
             from .workspaces import create_filled
 

@@ -9,6 +9,7 @@ import time
 from ..client import calls
 from ..client.results import CommandInfo, FileInfo
 from ..errors import AtollError, InvalidArgument, NotFound
+from ..surfaces.k8e import words
 from .output import UNREACHABLE, print_json, safe_bytes, write
 from .session import (
     create_options,
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from .grammar import Arguments
 
-PHASES = {"creating": "Pending", "running": "Active", "paused": "Paused", "stopped": "Paused", "ended": "Terminated"}
 WINDOW = 262_144
 
 
@@ -101,7 +101,9 @@ def more_options(arguments: Arguments) -> dict[str, Any]:
     """What only `sandbox create` has, with and without a NAME, as options of the SDK's create."""
     labels = dict(arguments.label)
     if arguments.tenant or setting("TENANT"):
-        labels["tenant"] = tenant_of(arguments)
+        labels.update(words.tenant_labels(tenant_of(arguments)))
+    if arguments.session_id:
+        labels[words.SESSION_LABEL] = arguments.session_id
     found: dict[str, Any] = {
         "alias": arguments.session_id,
         "workdir": arguments.workdir,
@@ -325,11 +327,11 @@ def _shown_to_people(how: str, what: Any, arguments: Arguments) -> bool:
 def _session(wire: dict[str, Any]) -> dict[str, Any]:
     """A sandbox in K8E's words; atoll's own fields follow."""
     found = {
-        "session_id": shown(wire["id"], wire.get("parent_id")),
-        "phase": PHASES.get(wire.get("state") or "", wire.get("state")),
+        "session_id": shown(wire["id"], wire.get("parent_id"), wire.get("labels")),
+        "phase": words.phase_of(wire.get("state")),
         "runtime_class": wire.get("runtime"),
         "pod_ip": "",
-        "tenant_id": (wire.get("labels") or {}).get("tenant", ""),
+        "tenant_id": words.tenant_of(wire.get("labels")),
         "expires_at": int(wire.get("expires_at") or 0),
         "env_keys": wire.get("env_keys") or [],
         "secret_env_vars": wire.get("secret_env_vars") or [],

@@ -8,20 +8,19 @@ import sys
 from ..client._sync.driver import Link
 from ..client.spawn import home_directory
 from ..errors import InvalidArgument, NotFound
+from ..surfaces.k8e import words
+from ..surfaces.k8e.words import run_id as run_id
+from ..surfaces.k8e.words import session_id as shown
+from ..surfaces.k8e.words import session_ref as reference
 from .output import say
+
+__all__ = ["reference", "run_id", "shown"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from .grammar import Arguments
-
-PREFIX = "sess-"
-RUN_MARK = "-bg-"
-SUB_MARK = "-sub-"
-AUTO_IDLE, AUTO_LIFETIME = 1800, 43_200
-_ID = frozenset("abcdefghijklmnopqrstuvwxyz234567")
-_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 def setting(name: str) -> str | None:
@@ -86,11 +85,8 @@ def data_directory() -> str:
 def tenant_of(arguments: Arguments) -> str:
     """The tenant's name, checked: it becomes a directory's name."""
     tenant = arguments.tenant or setting("TENANT") or "default"
-    if not 0 < len(tenant) < 64 or not set(tenant) <= _NAME or not tenant[0].isalnum() or ".." in tenant:
-        raise InvalidArgument(
-            f"{tenant!r} is not a tenant's name",
-            hint="1 to 63 letters, digits, `_`, `.` or `-`, starting with a letter or digit",
-        )
+    if not words.is_tenant(tenant):
+        raise InvalidArgument(f"{tenant!r} is not a tenant's name", hint=words.TENANT_RULE)
     return str(tenant)
 
 
@@ -104,9 +100,7 @@ def of_tenant(link: Link, tenant: str, state: str = "running") -> str | None:
     found = [
         item
         for item in link.call(calls.list_sandboxes("active"))["sandboxes"]
-        if (item.get("labels") or {}).get("tenant") == tenant
-        and item.get("state") == state
-        and not item.get("parent_id")
+        if words.tenant_of(item.get("labels")) == tenant and item.get("state") == state and not item.get("parent_id")
     ]
     found.sort(key=lambda item: item.get("created_at") or 0)
     return shown(found[-1]["id"]) if found else None
@@ -133,27 +127,11 @@ def wake(link: Link, session: str) -> bool:
     return True
 
 
-def shown(sandbox_id: str, parent: str | None = None) -> str:
-    """A sandbox's id as K8E shows it."""
-    return f"{PREFIX}{parent}{SUB_MARK}{sandbox_id}" if parent else PREFIX + sandbox_id
-
-
-def reference(text: str) -> str:
-    """What a person typed, as the daemon knows it: `sess-<id>` and a sub-agent's `sess-<parent>-sub-<id>` are ids, anything
-    else is a name or alias."""
-    bare = text[len(PREFIX) :].rpartition(SUB_MARK)[2]
-    return bare if text.startswith(PREFIX) and len(bare) == 20 and set(bare) <= _ID else text
-
-
-def run_id(sandbox_id: str, command_id: str) -> str:
-    return f"{shown(sandbox_id)}{RUN_MARK}{command_id}"
-
-
 def split_run_id(text: str) -> tuple[str, str]:
-    session, mark, command = text.rpartition(RUN_MARK)
-    if not mark or not session or not command:
+    found = words.split_run_id(text)
+    if found is None:
         raise InvalidArgument(f"{text!r} is not a run id", hint="run --background prints one")
-    return reference(session), command
+    return found
 
 
 def create_options(arguments: Arguments) -> dict[str, Any]:

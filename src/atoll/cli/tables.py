@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 COLOURS = {
     "Active": 32, "running": 32, "ok": 32,
-    "Pending": 33, "Paused": 33, "creating": 33, "paused": 33, "stopped": 33, "note": 33,
-    "Terminated": 90, "ended": 90, "FAIL": 31,
+    "Paused": 33, "creating": 33, "paused": 33, "stopped": 33, "note": 33,
+    "Terminating": 90, "ended": 90, "FAIL": 31,
 }  # fmt: skip
 WIDEST = 60
 

@@ -104,7 +104,7 @@ OWN = (
     ),
     Verb(
         "sandbox sessions", "sandbox:sessions", "", "List your sandboxes in K8E's words.",
-        (Flag("phase", "PHASE", "Active, Paused, Terminated or all", default="Active"), AS_JSON),
+        (Flag("phase", "PHASE", "Active, Paused, Terminating or all", default="Active"), AS_JSON),
     ),
     Verb("sandbox destroy", "sandbox:destroy", "[ID]", "End a sandbox and all that runs in it.", (TENANT,)),
     Verb(

@@ -9,6 +9,7 @@ from ..client import calls
 from ..client.http import FRAMES, quote, with_query
 from ..client.results import Event
 from ..errors import InvalidArgument
+from ..surfaces.k8e import words
 from .output import print_json, say, write
 from .session import create_options, open_link, reference, setting, shown, tenant_of
 
@@ -57,7 +58,7 @@ def restore(arguments: Arguments) -> int:
         say(f"atoll: {base['shared_chunks']} pieces shared with other snapshots, {base['missing_chunks']} missing")
     options = create_options(arguments)
     tenant = tenant_of(arguments) if arguments.tenant or setting("TENANT") else ""
-    options["labels"] = {"tenant": tenant} if tenant else None
+    options["labels"] = words.tenant_labels(tenant) or None
     options["name"] = arguments.name
     call = calls.post(_path(name) + "/restore", {"sandbox": calls.create_fields(options)})
     call.timeout = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import errors
+from atoll import errors, labels
 from atoll.core.access.principals import Principal
 from atoll.core.policy.hosts import not_among
 from atoll.core.sandboxes.state import Live
@@ -17,10 +17,6 @@ from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, SubAgent, convert
 
 AT_MOST = 32
-TENANTS = (
-    "tenant",
-    "k8e.tenant",
-)  # labels that say whose it is; others, such as an id the parent was given, stay there
 
 
 class SubAgents:
@@ -55,10 +51,12 @@ class SubAgents:
         assert row is not None
         given, policy = parent.spec, row["record"].get("policy", {})
         hosts: list[str] = list(policy.get("hosts") or [])
+        tenant = labels.tenant_of(given.labels)
         changes: dict[str, Any] = {
             "name": request.name,
             "alias": None,
-            "labels": {**{key: given.labels[key] for key in TENANTS if key in given.labels}, **request.labels},
+            # Whose it is passes on; other labels, such as an id the parent was given, stay there.
+            "labels": {**({labels.TENANT: tenant} if tenant else {}), **request.labels},
             "runtime": row["runtime"],
             "env": {**given.env, **request.env},
             "limits": _limits(row["record"]["limits"], request.limits),

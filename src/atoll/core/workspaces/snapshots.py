@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import errors
+from atoll import errors, labels
 from atoll.core.access.principals import Principal, local
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -257,7 +257,7 @@ class Snapshots:
             "name": name,
             "created_at": time.time(),
             "sandbox_id": row["id"],
-            "tenant": row["spec"].get("labels", {}).get("tenant", ""),
+            "tenant": labels.tenant_of(row["spec"].get("labels")),
             "image": row["image"],
             "full": full,
             "size_bytes": sum(entry.size for entry in capture.entries),

@@ -16,7 +16,7 @@ from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.principals import Principal
 from atoll.model import Chunk, CreateSandbox, ExecResult, SandboxInfo, convert
 from atoll.server.request import internal
-from atoll.surfaces.k8e.grpc.ids import TENANT_LABEL
+from atoll.surfaces.k8e import words
 from atoll.surfaces.mcp import content
 from atoll.surfaces.mcp.progress import Live, Report
 from atoll.surfaces.mcp.settings import Settings
@@ -24,7 +24,7 @@ from atoll.surfaces.mcp.tools import TOOLSETS, Arguments, Handler
 
 log = logging.getLogger("atoll.mcp")
 
-IDLE_S, LIFETIME_S = 1800.0, 43_200.0
+IDLE_S, LIFETIME_S = float(words.AUTO_IDLE_S), float(words.AUTO_LIFETIME_S)
 MAX_CALLS = 256  # of one client at once; more wait
 HANDLERS: dict[str, Handler] = {}
 
@@ -125,7 +125,7 @@ class Client:
         tenant = self.settings.tenant
         if not tenant:
             return None
-        known = [info for info in await self.core.sandboxes.list(self.who) if info.labels.get(TENANT_LABEL) == tenant]
+        known = [info for info in await self.core.sandboxes.list(self.who) if words.tenant_of(info.labels) == tenant]
         for state in ("running", "stopped"):  # one that keeps its workspace is asleep when nobody uses it
             for info in known:
                 if info.state == state and await self._usable(info.id):
@@ -133,7 +133,7 @@ class Client:
         return None
 
     async def _create_session(self) -> SandboxInfo:
-        labels = {TENANT_LABEL: self.settings.tenant} if self.settings.tenant else {}
+        labels = words.tenant_labels(self.settings.tenant)
         spec = CreateSandbox(runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels)
         return await self.core.sandboxes.create(self.who, spec)
 

@@ -5,6 +5,7 @@ from typing import Any
 from atoll import errors
 from atoll.core.commands.packages import pip_install as pip_install_command
 from atoll.model import CreateSandbox, ExecSpec, ListFiles, RunSpec, convert
+from atoll.surfaces.k8e import words
 from atoll.surfaces.k8e.grpc import ids
 from atoll.surfaces.mcp import content, files, tools
 from atoll.surfaces.mcp.client import IDLE_S, LIFETIME_S, Call, given, tool
@@ -47,14 +48,14 @@ async def status(call: Call, asked: tools.Nothing) -> content.Result:
 @tool("sandbox_create_session")
 async def create_session(call: Call, asked: tools.CreateSession) -> content.Result:
     tenant = ids.tenant(asked.tenant_id or call.settings.tenant)
-    labels = {ids.TENANT_LABEL: tenant} if tenant else {}
+    labels = words.tenant_labels(tenant)
     fields: dict[str, Any] = {
         "runtime": asked.runtime_class or call.settings.runtime,
         "hosts": asked.allowed_hosts or None,
         "labels": labels,
     }
     if asked.session_id:
-        fields["alias"] = labels[ids.SESSION_LABEL] = asked.session_id
+        fields["alias"] = labels[words.SESSION_LABEL] = asked.session_id
     else:
         fields.update(idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S)
     spec = convert(CreateSandbox, fields)

@@ -13,6 +13,7 @@ from atoll.errors import InvalidArgument, NotFound, TooLarge
 from atoll.model import ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
+from .. import words
 from . import ids
 from .text import both_of, clean
 
@@ -101,8 +102,8 @@ class Content:
         try:
             row = self.core.sandboxes.known(who, sandbox)
         except NotFound:
-            return ids.shown_id(sandbox)
-        return ids.shown_id(sandbox, row["parent_id"], row["spec"].get("labels", {}))
+            return words.session_id(sandbox)
+        return words.session_id(sandbox, row["parent_id"], row["spec"].get("labels", {}))
 
 
 def _path(request: Any) -> str:
@@ -139,5 +140,5 @@ def _event(one: dict[str, Any], session: str) -> dict[str, Any]:
     kind = str(one.get("kind"))
     shown = {"t": int(one.get("at") or 0), "ev": _EVENTS.get(kind, kind), "sid": session, **one}
     if kind == "background":
-        shown["run_id"] = ids.run_id(str(one["sandbox_id"]), str(one["command_id"]))
+        shown["run_id"] = words.run_id(str(one["sandbox_id"]), str(one["command_id"]))
     return shown

@@ -13,6 +13,7 @@ from atoll.core.commands.packages import PIP_SECONDS, pip_install
 from atoll.errors import InvalidArgument
 from atoll.model import Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.surfaces.k8e import words
 
 from . import ids
 from .calls import STREAM
@@ -33,7 +34,7 @@ class Execution:
             started = await self.core.commands.background(who, ref, spec)
             return pb.ExecResponse(
                 session_id=request.session_id,
-                run_id=ids.run_id(started.sandbox_id, started.command_id),
+                run_id=words.run_id(started.sandbox_id, started.command_id),
                 command_id=started.command_id,
                 status="started",
                 language=request.language,

@@ -10,22 +10,19 @@ from atoll.core.access.principals import Principal
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone
 from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.surfaces.k8e import words
+from atoll.surfaces.k8e.words import (
+    MAX_ENV,
+    MAX_ENV_KEY,
+    MAX_ENV_SUM,
+    MAX_ENV_VALUE,
+    MAX_SECRETS,
+    PHASES,
+)
 
 from . import ids
 from .calls import TENANT
 from .text import clean
-
-PHASES = {
-    "creating": "Active",
-    "running": "Active",
-    "paused": "Paused",
-    "stopping": "Paused",
-    "stopped": "Paused",
-    "ending": "Terminating",
-    "ended": "Terminating",
-}
-MAX_ENV, MAX_ENV_KEY, MAX_ENV_VALUE, MAX_ENV_SUM = 64, 256, 4096, 32 * 1024
-MAX_SECRETS = 32
 
 
 class Sessions:
@@ -77,7 +74,7 @@ class Sessions:
         check_env(request.env)
         check_secrets(request.secret_refs, request.env)
         tenant = ids.tenant(request.tenant_id or TENANT.get())
-        labels = {ids.TENANT_LABEL: tenant} if tenant else {}
+        labels = words.tenant_labels(tenant)
         fields: dict[str, Any] = {
             "runtime": request.runtime_class or "auto",
             "env": dict(request.env),
@@ -90,7 +87,7 @@ class Sessions:
             "require_approval": list(request.require_approval),
         }
         if request.session_id:
-            fields["alias"] = labels[ids.SESSION_LABEL] = request.session_id
+            fields["alias"] = labels[words.SESSION_LABEL] = request.session_id
         for name in ("image", "profile", "mode", "name", "lifetime_s", "idle_timeout_s"):
             if getattr(request, name):
                 fields[name] = getattr(request, name)
@@ -138,9 +135,9 @@ def _shown(info: SandboxInfo) -> Any:
     hosts = info.policy.get("hosts") if isinstance(info.policy.get("hosts"), list) else info.hosts
     return pb.GetSessionResponse(
         session_id=ids.session_id(info),
-        phase=PHASES.get(info.state, info.state.capitalize()),
+        phase=words.phase_of(info.state),
         runtime_class=info.runtime,
-        tenant_id=info.labels.get(ids.TENANT_LABEL, ""),
+        tenant_id=words.tenant_of(info.labels),
         expires_at=int(info.expires_at or 0),
         env_keys=[clean(key) for key in info.env_keys],
         secret_env_vars=[clean(key) for key in info.secret_env_vars],

@@ -13,6 +13,7 @@ from atoll.core.access.principals import Principal
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
 from atoll.model import Chunk, ExecResult, ExecSpec, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.surfaces.k8e import words
 
 from . import ids
 from .execution import exit_code_of
@@ -44,7 +45,7 @@ class Terminals:
         if started.pid is None:
             raise FailedPrecondition(f"{request.argv[0]!r:.120} could not be started")
         return pb.CreateTerminalResponse(
-            terminal_id=ids.terminal_id(started.sandbox_id, started.command_id), pid=started.pid
+            terminal_id=words.terminal_id(started.sandbox_id, started.command_id), pid=started.pid
         )
 
     async def TerminalStream(self, who: Principal, request: Any) -> AsyncIterator[Any]:
