@@ -1,4 +1,4 @@
-"""From a command to an image that is here: the order of local copy, host, pull and Debian set."""
+"""From a command to an image that is here: the order of host, local copy, pull and Debian set."""
 
 import shutil
 from collections.abc import Callable
@@ -41,12 +41,34 @@ def test_host_is_used_when_the_program_is_there(store: ImageStore, catalog: Cata
     assert store.list() == ()
 
 
-def test_a_local_copy_comes_before_host(store: ImageStore, catalog: Catalog) -> None:
+def test_everyday_3_a_copy_that_a_run_left_changes_nothing(
+    store: ImageStore, catalog: Catalog, host: HostMaker
+) -> None:
+    """Detection is a pure function of command, project and config: what was fetched before plays no part."""
     entry = catalog.get("shell")
     assert entry is not None
+    before = obtain(detect(["sh"], None, catalog), store, catalog, host=host)
     pulled = store.pull(entry.oci)
-    choice = obtain(detect(["sh"], None, catalog), store, catalog)
-    assert choice.image == pulled
+    after = obtain(detect(["sh"], None, catalog), store, catalog, host=host)
+    assert before == after and after.image.source == "host"
+    preferred = obtain(detect(["sh"], None, catalog), store, catalog, host=host, prefer="catalog")
+    assert preferred.image == pulled
+
+
+def test_everyday_3_an_image_is_fetched_only_for_a_program_it_has(
+    store: ImageStore, registry: RegistryServer, host: HostMaker
+) -> None:
+    registry.push("catalog/tool", "1", build_image(LAYER))
+    lacking = CatalogImage(
+        "tool", f"{registry.address}/catalog/tool:1", ("git",), commands=("absent-a", "absent-b", "absent-c"),
+        oci_lacks=("absent-a",), debian_lacks=("absent-a", "absent-b"),
+    )  # fmt: skip
+    catalog = Catalog((lacking,), (), "tool")
+    nobody = obtain(detect(["absent-a"], None, catalog), store, catalog, host=host)
+    assert nobody.image.source == "host" and "absent-a" in nobody.why and store.list() == ()
+    assert obtain(detect(["absent-b"], None, catalog), store, catalog, host=host).image.source == "oci"
+    named = obtain(detect(["absent-a"], None, catalog, explicit="tool"), store, catalog, host=host)
+    assert named.image.source == "oci", "a person who names an image gets it"
 
 
 def test_pulled_when_the_program_is_not_there(store: ImageStore, catalog: Catalog) -> None:

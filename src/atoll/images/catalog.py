@@ -27,8 +27,17 @@ class CatalogImage:
     debian: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
+    oci_lacks: tuple[str, ...] = ()  # of `commands`, what the stock image does not have
+    debian_lacks: tuple[str, ...] = ()  # and what the package set does not have
     kind: str = "builtin"  # or "custom"
+
+    def oci_has(self, program: str) -> bool:
+        """Return whether the stock image has this program, as far as the catalog knows."""
+        return program.rpartition("/")[2] not in self.oci_lacks
+
+    def debian_has(self, program: str) -> bool:
+        """Return whether there is a package set, and it has this program as far as the catalog knows."""
+        return bool(self.debian) and program.rpartition("/")[2] not in self.debian_lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,8 @@ def _builtin() -> Catalog:
             debian=tuple(entry.get("debian", ())),
             commands=tuple(entry.get("commands", ())),
             files=tuple(entry.get("files", ())),
-            tools=tuple(entry.get("tools", ())),
+            oci_lacks=tuple(entry.get("oci_lacks", ())),
+            debian_lacks=tuple(entry.get("debian_lacks", ())),
         )
         for entry in data["image"]
     )

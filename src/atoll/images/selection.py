@@ -1,8 +1,10 @@
 """From a detection to an image that is really here, by the one order every surface uses.
 
-Detected: the catalog's image if a local copy exists; else `host` if the program is there; else a pull; else the Debian
-set. Named: exactly that image, pulled or built, or an error. A named reference is never replaced by something similar;
-a name of the catalog may be, and the result says so.
+Detected: `host` if this machine has the program; else the catalog's image, from its registry or of Debian packages,
+whichever has the program. The operator may put the catalog first (`images.prefer = "catalog"`). Which images earlier runs
+have fetched plays no part: the same command in the same project means the same image before and after any other run.
+Named: exactly that image, pulled or built, or an error. A named reference is never replaced by something similar; a name
+of the catalog may be, and the result says so.
 """
 
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from atoll.images.store import ImageStore
 from atoll.profiles import nearest
 
 ANY_IMAGE = Allowlist()
+CATALOG = "catalog"  # as the operator's `prefer`
 _TRY_NEXT = (Unavailable, NotFound, PermissionDenied, ImageError)
 
 
@@ -40,6 +43,7 @@ def obtain(
     may_fetch: bool = True,
     guest: Guest | None = None,
     host: Callable[[], HostImage] | None = None,
+    prefer: str = HOST,
 ) -> Choice:
     """Bring the image here if it is not. `may_fetch=False` uses only local ones; `host` may give one already prepared."""
     name = detection.image_name
@@ -54,18 +58,20 @@ def obtain(
     entry = catalog.get(name)
     if entry is None:
         raise NotFound(f"the catalog has no image {name!r}", hint=f"it has {', '.join(catalog.names())}")
-    allowed = allowlist.allows(name, catalog)
-    local = _local(entry, store) if allowed else None
-    if local is not None:
-        return Choice(local, f"{detection.why}; a copy is here")
     program = detection.program or next((word for word in entry.commands if host_program(word) is not None), "")
-    if allowlist.allows(HOST, catalog):
+    has_it = entry.oci_has(detection.program) or entry.debian_has(detection.program)
+    if allowlist.allows(HOST, catalog) and not (prefer == CATALOG and has_it and allowlist.allows(name, catalog)):
         if host_program(program) is not None:
             return Choice(make_host(), f"{detection.why}; this machine has `{program}`")
-        if detection.why == DEFAULT and detection.program:
-            # Nothing knows this program, so no image is fetched for it: that it is missing shows at once.
-            return Choice(make_host(), f"{detection.why}; nothing here knows `{program}`")
+        if not has_it or (detection.why == DEFAULT and detection.program):
+            # No image is fetched for a program that none is known to have: that it is missing shows at once.
+            return Choice(
+                make_host(), f"{detection.why}; no image here is known to have `{program or detection.program}`"
+            )
     allowlist.check(name, catalog)
+    local = _local(entry, store, detection.program)
+    if local is not None:
+        return Choice(local, f"{detection.why}; a copy is here")
     return _fetched(entry, store, detection, progress, may_fetch, guest)
 
 
@@ -79,7 +85,7 @@ def _named(
     guest: Guest | None,
 ) -> Choice:
     entry = catalog.get(name)
-    local = store.find(name) if entry is None else _local(entry, store)
+    local = store.find(name) if entry is None else _local(entry, store, "")
     if local is not None:
         return Choice(local, detection.why)
     if entry is not None:
@@ -98,9 +104,10 @@ def _named(
         raise
 
 
-def _local(entry: CatalogImage, store: ImageStore) -> Image | None:
-    """A copy of a catalog image: pulled under its reference, or built under its name."""
-    return store.find(entry.oci) or store.find(entry.name)
+def _local(entry: CatalogImage, store: ImageStore, program: str) -> Image | None:
+    """Return a copy of a catalog image that has the program: pulled under its reference, or built under its name."""
+    pulled = store.find(entry.oci) if entry.oci_has(program) else None
+    return pulled or (store.find(entry.name) if entry.debian_has(program) else None)
 
 
 def _fetched(
@@ -115,10 +122,13 @@ def _fetched(
         raise NotFound(f"the image {entry.name!r} is not on this machine", hint=f"`atoll image pull {entry.oci}`")
     if guest is not None:
         guest = replace(guest, anywhere=True)  # the catalog is the operator's
+    program = "" if detection.explicit else detection.program
     try:
+        if not entry.oci_has(program) and entry.debian_has(program):
+            raise NotFound(f"{entry.oci} has no `{program}`")
         return Choice(store.pull(entry.oci, progress=progress, guest=guest), f"{detection.why}; pulled {entry.oci}")
     except _TRY_NEXT as pull_error:
-        if not entry.debian:
+        if not entry.debian_has(program):
             raise
         try:
             built = store.build_debian(entry.name, entry.debian, progress, catalog_build=True)
