@@ -31,6 +31,8 @@ class Sandboxes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     image: str = "host"
     idle_timeout_s: Annotated[float, Meta(ge=0)] = 30 * 60.0
     lifetime_s: Annotated[float, Meta(ge=0)] = 12 * 3600.0
+    keep_s: Annotated[float, Meta(ge=0)] = 7 * 86400.0  # how long the disk of an idle automatic session is kept
+    keep_disk_mb: Annotated[int, Meta(ge=0)] = 20_480  # of all such disks of one owner; the oldest go first
     doze_after_s: Annotated[float, Meta(ge=0)] = 30.0  # gVisor sandboxes with nothing running sleep until used
     max_count: Annotated[int, Meta(ge=1)] = 1000
     background_runs: Annotated[int, Meta(ge=1, le=1000)] = 5

@@ -143,24 +143,30 @@ def test_called_as_k8e_the_state_is_where_k8e_keeps_it(cli: Cli, tmp_path: Path)
     """P09 to the letter: under the name k8e the file is ~/.k8e/sandbox/default/state.json."""
     program = "import sys; sys.argv[0] = '/usr/bin/k8e'; from atoll.cli import main; sys.exit(main())"
     words = [cli.command()[0], "-c", program, "sandbox", "run", "echo k8e"]
-    done = subprocess.run(words, env={**cli.env, "HOME": str(tmp_path)}, capture_output=True, timeout=WAIT)
+    env = {**cli.env, "HOME": str(tmp_path), "ATOLL_ENDPOINT": f"unix:{cli.home}/daemon.sock"}
+    moved = subprocess.run(words, env=env, capture_output=True, timeout=WAIT)
+    assert moved.returncode == 0 and not (tmp_path / ".k8e").exists(), "ATOLL_HOME moves all state"
+    cli("sandbox", "destroy", json.loads(moved.stdout)["session_id"])
+    del env["ATOLL_HOME"]
+    done = subprocess.run(words, env=env, capture_output=True, timeout=WAIT)
     assert done.returncode == 0, done
     session = json.loads(done.stdout)["session_id"]
-    assert json.loads((tmp_path / ".k8e/sandbox/default/state.json").read_text())["session_id"] == session
+    (state,) = (tmp_path / ".k8e/sandbox/default").rglob("state.json")
+    assert json.loads(state.read_text())["session_id"] == session
     cli("sandbox", "destroy", session)
 
 
 def test_code_whose_sandbox_ends_under_it_is_not_run_again(cli: Cli, tenant: str) -> None:
     """A sandbox that was gone before is replaced; one that goes with the code in it is told, with what became of the files."""
     process = cli.popen(
-        "sandbox", "run", "echo up; sleep 600", "--timeout", "700", "--raw", "--tenant", tenant, stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        "sandbox", "run", "echo up; sleep 600", "--timeout", "700", "--raw", "--tenant", tenant, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None and process.stdout.readline() == b"up\n"
     session = cli.ok("sandbox", "status", "--tenant", tenant)["session_id"]
     cli.ok("sandbox", "destroy", session)
-    rest = process.stdout.read()
-    assert process.wait(WAIT) == 1 and b"up" not in rest
-    answer = json.loads(rest)
+    assert process.stdout.read() == b"" and process.wait(WAIT) == 1
+    answer = json.loads(process.stderr.read())
     assert answer["error"] == "sandbox_gone" and "files in it are lost" in answer["detail"]
     again = cli.ok("sandbox", "run", "echo new", "--tenant", tenant)
     assert again["stdout"] == "new\n" and again["session_id"] != session

@@ -75,7 +75,7 @@ def test_k8e_P26_P27_errors_from_afar(gateway: Gateway, remote: Machine) -> None
 
 def test_k8e_P12_a_lost_session_is_replaced_from_afar(remote: Machine) -> None:
     first = remote.ok("sandbox", "run", "echo 1")["session_id"]
-    state = remote.data / "default" / "state.json"
+    (state,) = (remote.data / "default").glob("at-*/state.json")
     entry = json.loads(state.read_text())
     assert remote.ok("sandbox", "destroy", first) == {"ok": True}
     assert not state.exists()

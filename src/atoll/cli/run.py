@@ -8,21 +8,20 @@ from ..client import calls
 from ..client.results import ExecResult, Output
 from ..errors import AtollError, InvalidArgument, NotFound
 from ..surfaces.k8e import words
-from .output import FAILED, print_json, say, write
+from .output import FAILED, for_people, print_json, program_name, safe_bytes, say, write
 from .session import (
     create_options,
-    data_directory,
     of_tenant,
     open_link,
     reference,
     run_id,
     setting,
     shown,
+    state_of,
     tell_unheld,
     tenant_of,
     wake,
 )
-from .state import State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,26 +30,33 @@ if TYPE_CHECKING:
 
     from ..client._sync.driver import Link
     from .grammar import Arguments
+    from .state import State
 
+    Replaced = dict[str, Any] | None  # what is told of an automatic sandbox that is gone
+
+LOST = "the files"
 MAX_CODE = 64 * 1024 * 1024
 
 
 def run(arguments: Arguments) -> int:
     code = _code(arguments)
     link = open_link(arguments)
-    way = _run_background if arguments.background else _run_raw if arguments.raw else _run_json
+    way = _run_background if arguments.background else _run_raw if arguments.raw or for_people() else _run_json
     command = calls.new_command_id()
+    replaced: dict[str, Any] | None = None
 
     def start(session: str) -> int:
-        return way(link, session, _call(reference(session), code, arguments, command), arguments)
+        return way(link, session, _call(reference(session), code, arguments, command), arguments, replaced)
 
     chosen = arguments.session_id or setting("SESSION_ID")
     if chosen:
+        _add_hosts(link, chosen, arguments)
         return start(chosen)
     tenant = tenant_of(arguments)
-    state = State(data_directory(), tenant)
+    state = state_of(arguments, tenant)
     session = obtain(state, link, create_options(arguments), arguments)
     try:
+        _add_hosts(link, session, arguments)
         return start(session)
     except AtollError as error:
         if error.code not in ("not_found", "sandbox_gone", "failed_precondition"):
@@ -66,7 +72,23 @@ def run(arguments: Arguments) -> int:
         if _had_begun(link, session, command):
             error.hint = "the files in it are lost, and the next run has a new sandbox; --memory gives that one more"
             raise
+        replaced = tell_replaced(session, error)
     return start(obtain(state, link, create_options(arguments), arguments))  # nothing ran: once more in a new one
+
+
+def _add_hosts(link: Link, session: str, arguments: Arguments) -> None:
+    if arguments.allow_host:
+        from .network import add_hosts
+
+        add_hosts(link, session, arguments)
+
+
+def tell_replaced(session: str, error: AtollError) -> dict[str, Any]:
+    """Say on stderr that the automatic sandbox is gone with its files; return the same for the answer."""
+    reason = str(error.details.get("reason") or error.code)
+    found = {"session_id": session, "reason": reason, "lost": LOST}
+    say(f"{program_name()}: {error.message}; this run has a new sandbox, and {LOST} of {session} are lost")
+    return found
 
 
 def _had_begun(link: Link, session: str, command: str) -> bool:
@@ -100,13 +122,16 @@ def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments
         if filling is not None and filling.values.get("persistent"):
             options["persistent"] = True
         else:
+            options["keep"] = True
             options.setdefault("lifetime", words.AUTO_LIFETIME_S)
         options["labels"] = words.tenant_labels(state.tenant)
         if filling is not None and (filling.manifest or filling.git_repo):
             from .workspaces import create_filled
 
             return shown(create_filled(link, filling, options)[0]["id"])
-        made = link.call(calls.create(options))
+        from .progress import create_watched
+
+        made = create_watched(link, calls.create(options))
         tell_unheld(made)
         return shown(made["id"])
 
@@ -147,24 +172,25 @@ def _call(ref: str, code: str, arguments: Arguments, command_id: str) -> calls.C
         timeout = calls.DEFAULT_TIMEOUT
     return calls.start(
         ref, code, language=arguments.lang, timeout=timeout, env=dict(arguments.env), command_id=command_id,
-        background=background, frames=bool(arguments.raw) and not background,
+        background=background, frames=(arguments.raw or for_people()) and not background,
     )  # fmt: skip
 
 
-def _run_json(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
+def _run_json(link: Link, session: str, call: calls.Call, arguments: Arguments, replaced: Replaced) -> int:
     wire = _until_interrupted(link, session, call, lambda: link.call(call))
-    print_json(_result_object(wire, session, arguments.lang))
+    print_json({**_result_object(wire, session, arguments.lang), **_more(replaced)})
     _note(wire, session)
     return _exit_code(wire)
 
 
-def _run_raw(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
+def _run_raw(link: Link, session: str, call: calls.Call, arguments: Arguments, _: Replaced) -> int:
     def stream() -> dict[str, Any]:
         exchange = link.open(call)
         exchange.raise_for_status()
         for value in exchange.frames():
             if isinstance(value, Output):
-                write(1 if value.stream == "stdout" else 2, value.data)
+                descriptor = 1 if value.stream == "stdout" else 2
+                write(descriptor, value.data if arguments.raw or not os.isatty(descriptor) else safe_bytes(value.data))
             elif isinstance(value, dict):
                 return value
         raise AssertionError("unreachable")
@@ -176,11 +202,15 @@ def _run_raw(link: Link, session: str, call: calls.Call, arguments: Arguments) -
     return _exit_code(wire)
 
 
-def _run_background(link: Link, session: str, call: calls.Call, arguments: Arguments) -> int:
+def _run_background(link: Link, session: str, call: calls.Call, arguments: Arguments, replaced: Replaced) -> int:
     started = link.call(call)
     identity = run_id(started["sandbox_id"], started["command_id"])
-    print_json({"run_id": identity, "status": "started", "session_id": session})
+    print_json({"run_id": identity, "status": "started", "session_id": session, **_more(replaced)})
     return 0
+
+
+def _more(replaced: Replaced) -> dict[str, Any]:
+    return {"session_replaced": replaced} if replaced else {}
 
 
 def _until_interrupted(link: Link, session: str, call: calls.Call, work: Callable[[], Any]) -> Any:
@@ -220,7 +250,7 @@ def _note(wire: dict[str, Any], session: str) -> None:
     if wire.get("blocked"):
         from .network import note_blocked
 
-        note_blocked(wire, session)
+        note_blocked(wire, session, f"{program_name()} sandbox run --allow-host {{name}} --session-id {session} ...")
 
 
 def _exit_code(wire: dict[str, Any]) -> int:

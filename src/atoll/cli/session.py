@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .grammar import Arguments
+    from .state import State
 
 
 def setting(name: str) -> str | None:
@@ -53,6 +54,22 @@ def _is_configured(arguments: Arguments) -> bool:
     return is_k8e() and exists(os.path.join(os.path.expanduser("~"), ".k8e", "config.yaml"))
 
 
+def endpoint_of(arguments: Arguments) -> str:
+    """Return the address of the gateway this command line is for; empty for the local daemon."""
+    if not _is_configured(arguments):
+        return ""
+    from .connection import choose
+
+    return choose(arguments).endpoint
+
+
+def state_of(arguments: Arguments, tenant: str) -> State:
+    """Return the file that remembers this tenant's automatic sandbox there."""
+    from .state import State
+
+    return State(data_directory(), tenant, endpoint_of(arguments))
+
+
 def is_k8e() -> bool:
     """Whether this program was called by K8E's name."""
     return os.path.basename(sys.argv[0]) in ("k8e", "k8e-sandbox", "k8e-sandbox-cli")
@@ -74,7 +91,7 @@ def data_directory() -> str:
     if own:
         return own
     called_k8e = is_k8e()
-    if os.environ.get("ATOLL_HOME") and not called_k8e:
+    if os.environ.get("ATOLL_HOME"):  # it moves all state, under every name
         return os.path.join(os.path.abspath(os.environ["ATOLL_HOME"]), "sandbox")
     other = os.environ.get("K8E_SANDBOX_CERT_DIR")
     if other:
@@ -150,6 +167,7 @@ def create_options(arguments: Arguments) -> dict[str, Any]:
         "idle_timeout": arguments.idle_timeout,
         "profile": arguments.profile,
         "hosts": [] if hosts == ["none"] else hosts,
+        "more_hosts": arguments.allow_host or None,
         "network": False if arguments.no_network else None,
         "host_ports": arguments.host_access or None,
     }

@@ -1,4 +1,7 @@
-"""Automatic sandboxes: one per tenant, remembered in `<data>/<tenant>/state.json`, created by exactly one of many.
+"""Automatic sandboxes: one per tenant and gateway, remembered in a file, created by exactly one of many.
+
+The file is `<data>/<tenant>/state.json` for the local daemon, `<data>/<tenant>/at-<endpoint>/state.json` for a gateway, so
+that a run there leaves what is remembered of the others alone.
 
 `state.lock` guards reading and writing, never the slow work in between: who finds no sandbox writes `creating` with his
 pid and lets go; others look again every 200 ms. A creator that died, or took two minutes, is taken over.
@@ -24,11 +27,13 @@ PATIENCE = 300.0
 
 
 class State:
-    """The state file of one tenant."""
+    """The state file of one tenant at one endpoint; an empty endpoint is the local daemon."""
 
-    def __init__(self, data: str, tenant: str) -> None:
+    def __init__(self, data: str, tenant: str, endpoint: str = "") -> None:
         self.tenant = tenant
         self._directory = os.path.join(data, tenant)
+        if endpoint:
+            self._directory = os.path.join(self._directory, _place(endpoint))
         self._file = os.path.join(self._directory, "state.json")
 
     def current(self) -> str | None:
@@ -134,8 +139,8 @@ class _Lock:
         os.close(self._descriptor)
 
 
-def forget_everywhere(data: str, session_id: str) -> None:
-    """`destroy` clears every tenant's entry that names the sandbox."""
+def forget_everywhere(data: str, session_id: str, endpoint: str = "") -> None:
+    """`destroy` clears every tenant's entry that names the sandbox, at this endpoint."""
     try:
         tenants = os.listdir(data)
     except OSError:
@@ -143,6 +148,16 @@ def forget_everywhere(data: str, session_id: str) -> None:
     for tenant in tenants:
         if os.path.exists(os.path.join(data, tenant, "state.json")):
             State(data, tenant).forget(session_id)
+        if endpoint and os.path.exists(os.path.join(data, tenant, _place(endpoint), "state.json")):
+            State(data, tenant, endpoint).forget(session_id)
+
+
+def _place(endpoint: str) -> str:
+    """Return the directory's name for an endpoint: its own characters where a file name can have them."""
+    from hashlib import sha256
+
+    plain = "".join(c if (c.isalnum() and c.isascii()) or c in ".:-" else "_" for c in endpoint)
+    return f"at-{plain[:80]}-{sha256(endpoint.encode()).hexdigest()[:8]}"
 
 
 def _being_created(entry: dict[str, Any], age: float) -> bool:

@@ -20,6 +20,7 @@ class CreateOptions(TypedDict, total=False):
     disk_mb: int | None
     shm_mb: int | None
     hosts: Sequence[str] | None
+    more_hosts: Sequence[str]
     network: bool
     host_ports: Sequence[int]
     idle_timeout: float | None
@@ -30,6 +31,7 @@ class CreateOptions(TypedDict, total=False):
     mounts: Sequence[Mapping[str, Any]]
     read_only_root: bool
     persistent: bool
+    keep: bool
     secrets: Sequence[Mapping[str, str]]
     require_approval: Sequence[str]
 

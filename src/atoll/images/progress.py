@@ -33,12 +33,13 @@ def printable(text: str) -> str:
 
 
 class TerminalBar:
-    """Draws progress on one line of a terminal; on anything else, one line per stage and thing."""
+    """Draws progress on one line of a terminal; on anything else, one line every few seconds."""
 
-    def __init__(self, stream: TextIO = sys.stderr, width: int = 28, interval: float = 0.1) -> None:
+    def __init__(self, stream: TextIO = sys.stderr, width: int = 28, interval: float = 0.1, pause: float = 3.0) -> None:
         self._stream = stream
         self._width = width
         self._interval = interval
+        self._pause = pause
         self._terminal = stream.isatty()
         self._drawn = 0.0
         self._last: tuple[Stage, str] | None = None
@@ -48,11 +49,19 @@ class TerminalBar:
         step = (progress.stage, progress.text)
         if self._terminal:
             self._draw(progress)
-        elif step != self._last and step not in self._begun:
-            print(f"{progress.stage}: {printable(progress.text)}", file=self._stream, flush=True)
+        elif self._is_due(progress):
+            self._drawn = time.monotonic()
+            part = f" {_size(progress.done)}/{_size(progress.total)}" if progress.total else ""
+            print(f"{progress.stage}:{part} {printable(progress.text)}", file=self._stream, flush=True)
         self._last = step
         if progress.total:
             self._begun.add(step)
+
+    def _is_due(self, progress: Progress) -> bool:
+        """Return whether this step gets a line: the first of its stage, the end, and one every few seconds."""
+        if self._last is None or progress.stage != self._last[0] or progress.stage == "done":
+            return True
+        return time.monotonic() - self._drawn >= self._pause
 
     def close(self) -> None:
         """Leave the cursor on a fresh line."""

@@ -47,7 +47,8 @@ class CreateSandbox(Request, kw_only=True):
     mode: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     limits: LimitsSpec = field(default_factory=LimitsSpec)
-    hosts: list[str] | None = None
+    hosts: list[str] | None = None  # replaces the list it would have
+    more_hosts: list[str] = []  # is added to that list
     network: bool = True
     host_ports: Annotated[list[Port], Meta(max_length=64)] = []
     idle_timeout_s: Seconds | None = None
@@ -58,6 +59,7 @@ class CreateSandbox(Request, kw_only=True):
     mounts: Annotated[list[Mount], Meta(max_length=64)] = []
     read_only_root: bool = False
     persistent: bool = False
+    keep: bool = False  # stopped when idle, its disk kept for a while, started again by the next use
     program: Annotated[str, Meta(max_length=4096)] | None = None
     security: dict[str, bool | str] = field(default_factory=dict)
     start: bool = True
@@ -77,7 +79,8 @@ class CreateSandbox(Request, kw_only=True):
             raise ValueError("two secrets have the same environment variable")
         if len(self.labels) > 64 or any(len(k) > 256 or len(v) > 4096 for k, v in self.labels.items()):
             raise ValueError("at most 64 labels, keys of 256 and values of 4096 characters")
-        if self.hosts is not None and (len(self.hosts) > 1000 or any(not 0 < len(h) <= 300 for h in self.hosts)):
+        hosts = [*(self.hosts or ()), *self.more_hosts]
+        if len(hosts) > 1000 or any(not 0 < len(host) <= 300 for host in hosts):
             raise ValueError("hosts must be at most 1000 names of at most 300 characters")
 
 

@@ -22,7 +22,7 @@ SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call
 SHOWN = 500
 READING = frozenset(("stat", "du"))  # of the file operations that are one question: those that change nothing
 FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
-          "target", "action", "port", "host", "hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
+          "target", "action", "port", "host", "hosts", "more_hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
           "require_approval")  # fmt: skip  # of a request: what is written down. Never env, content or secrets
 RENAMED = {"action": "asked", "source": "from"}  # words the record itself has another meaning for
 

@@ -55,7 +55,7 @@ class Commands:
 
     async def exec(self, who: Principal, ref: str, spec: Spec) -> ExecResult:
         """Run it and wait. A caller that is cancelled while waiting kills it."""
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         repeated = self._repeated(live, spec)
         if repeated is not None:
             return await self._wait_for(live, repeated)
@@ -70,7 +70,7 @@ class Commands:
 
     async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | ExecResult]:
         """Run it and pass on its output as it comes. A slow reader slows the command and nothing else."""
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         if self._repeated(live, spec) is not None:
             assert spec.id is not None
             async for item in self.attach(who, ref, spec.id):
@@ -94,7 +94,7 @@ class Commands:
 
     async def background(self, who: Principal, ref: str, spec: Spec) -> CommandInfo:
         """Start it and let it run without a client."""
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         repeated = self._repeated(live, spec)
         if repeated is not None:
             return repeated.info() if isinstance(repeated, Running) else info(repeated, None)
@@ -224,7 +224,7 @@ class Commands:
         return pgid if isinstance(pgid, int) else -1
 
     async def processes(self, who: Principal, ref: str) -> Processes:
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
             found = (await client.request("ps")).get("processes")
         return [process for process in found if isinstance(process, dict)] if isinstance(found, list) else []

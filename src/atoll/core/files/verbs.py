@@ -42,7 +42,7 @@ class Files:
     async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
         """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
         fields = _fields(request, needs_path=op != "sed")
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         await self._admit(who, live, op, fields)
         with live.use() as client:
             answer, events = await client.collect(op, timeout=LONG, **fields)
@@ -61,7 +61,7 @@ class Files:
         fields = _fields(request)
         if op == "list":
             fields.setdefault("limit", MAX_ENTRIES)
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
             result, events = await client.collect(op, timeout=LONG, **fields)
         found: list[Any] = []
@@ -76,7 +76,7 @@ class Files:
     ) -> AsyncIterator[tuple[Entry, Download]]:
         """A file's stat, and its bytes to iterate over."""
         checked = _path(path)
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
             async with await client.download("read", path=checked, offset=offset, limit=limit) as download:
                 try:
@@ -90,7 +90,7 @@ class Files:
     @asynccontextmanager
     async def tar_out(self, who: Principal, ref: str, path: str, gzip: bool = False) -> AsyncIterator[Download]:
         checked = _path(path)
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
             async with await client.download("tar_out", path=checked, gzip=gzip or None) as download:
                 yield download
@@ -110,7 +110,7 @@ class Files:
         self, who: Principal, ref: str, op: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
     ) -> Entry:
         checked = _path(path)
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         await self._admit(who, live, op, {"path": checked})
         with live.use() as client:
             answer = clean(await client.upload(op, source, path=checked, **options))
@@ -129,7 +129,7 @@ class Files:
     async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
         """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""
         checked = _path(path)
-        live = self._sandboxes.reach(who, ref)
+        live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
             stream = await client.open("watch", path=checked, recursive=recursive)
             try:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,6 +23,8 @@ STALE = 300.0  # and after which a caller waits for that
 
 # A name, the program the image was detected for, and the owner for whom it is pulled when that is a key without rights.
 Wish = tuple[str, str | None, str | None]
+Watcher = Callable[[dict[str, Any]], None]
+WATCHER: ContextVar[Watcher | None] = ContextVar("image_watcher", default=None)  # is told how far a pull or build is
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class StoredImages:
         self._store: ImageStore | None = None
         self._host: dict[Wish, tuple[float, Chosen]] = {}
         self._looking: dict[Wish, asyncio.Task[Chosen]] = {}
+        self._watchers: dict[Wish, list[Watcher]] = {}
 
     # For sandboxes
 
@@ -72,11 +76,30 @@ class StoredImages:
             self._looking[wish] = asyncio.create_task(self._look(wish))
         if kept is not None and age < STALE:
             return kept
-        return await asyncio.shield(self._looking[wish])
+        watcher = WATCHER.get()
+        watchers = self._watchers.setdefault(wish, [])
+        if watcher is not None:
+            watchers.append(watcher)
+        try:
+            return await asyncio.shield(self._looking[wish])
+        finally:
+            if watcher is not None:
+                watchers.remove(watcher)
+            if not watchers:
+                self._watchers.pop(wish, None)
 
     async def _look(self, wish: "Wish") -> Chosen:
+        loop = asyncio.get_running_loop()
+
+        def tell(told: dict[str, Any]) -> None:
+            for watcher in self._watchers.get(wish, ()):
+                watcher(told)
+
+        def step(progress: "Progress") -> None:
+            loop.call_soon_threadsafe(tell, {"progress": as_fields(progress)})
+
         try:
-            found = await asyncio.to_thread(self._choose, *wish, None)
+            found = await asyncio.to_thread(self._choose, *wish, None, step)
         except BaseException:
             self._host.pop(wish, None)  # the next caller waits and gets the reason
             raise
@@ -90,11 +113,18 @@ class StoredImages:
             self._host.pop(wish, None)
         return found
 
-    def _choose(self, name: str, program: str | None, guest: str | None, digest: str | None) -> Chosen:
+    def _choose(
+        self,
+        name: str,
+        program: str | None,
+        guest: str | None,
+        digest: str | None,
+        progress: "Callable[[Progress], None] | None" = None,
+    ) -> Chosen:
         kept = self._again(name, digest) if digest else None
         if kept is not None:
             return self._on_site(chosen(kept, "the one it was made from"))
-        choice = self.obtain(name, program, guest=guest)
+        choice = self.obtain(name, program, progress, guest=guest)
         return self._on_site(chosen(choice.image, choice.why))
 
     def _on_site(self, found: Chosen) -> Chosen:
@@ -135,6 +165,7 @@ class StoredImages:
             from atoll.images.registry.public import Guest
 
             more["guest"] = Guest(guest, int(self._settings.get("key_pull_mb", KEY_PULL_MB)) << 20)
+        more["prefer"] = self._settings.get("prefer", "host")
         return obtain(found, self.store, catalog, allowlist=allowlist, **more)
 
     # For people
@@ -158,8 +189,7 @@ class StoredImages:
         def step(progress: "Progress") -> None:
             if left:
                 raise errors.Cancelled("the caller went away")
-            told = {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
-            loop.call_soon_threadsafe(steps.put_nowait, {"progress": told})
+            loop.call_soon_threadsafe(steps.put_nowait, {"progress": as_fields(progress)})
 
         task = asyncio.ensure_future(asyncio.to_thread(work, step))
         task.add_done_callback(lambda _: steps.put_nowait(None))
@@ -202,9 +232,16 @@ class StoredImages:
         return Allowlist.of(self._settings.get("allow"))
 
 
+def as_fields(progress: "Progress") -> dict[str, Any]:
+    """Return a step as it is sent to callers."""
+    return {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
+
+
 def check_settings(settings: Mapping[str, Any]) -> None:
     """The operator's `[images]` table; an unknown key or a wrong type is an error when the daemon starts."""
-    kinds = {"allow": list, "custom": dict, "insecure_registries": list, "ca_file": str, "key_pull_mb": int}
+    kinds = {
+        "allow": list, "custom": dict, "insecure_registries": list, "ca_file": str, "key_pull_mb": int, "prefer": str,
+    }  # fmt: skip
     for key, value in settings.items():
         if key not in kinds:
             from atoll.profiles import nearest
@@ -213,6 +250,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
         if not isinstance(value, kinds[key]) or not all(isinstance(entry, str) for entry in entries):
             raise errors.InvalidArgument(f"config.toml: `images.{key}` has a value of the wrong kind")
+    if settings.get("prefer", "host") not in ("host", "catalog"):
+        raise errors.InvalidArgument("config.toml: `images.prefer` is host or catalog")
 
 
 def chosen(image: "Image | HostImage", why: str) -> Chosen:

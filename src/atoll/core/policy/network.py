@@ -76,11 +76,11 @@ class Network(Protocol):
 
 def new_policy(spec: CreateSandbox, defaults: Iterable[str], private: Mapping[str, Iterable[str]]) -> Policy:
     """The policy of a new sandbox in the form it is stored and shown; InvalidArgument names the first bad host."""
-    hosts = spec.hosts if spec.hosts is not None else list(defaults)
+    hosts = [*(spec.hosts if spec.hosts is not None else defaults), *spec.more_hosts]
     made = EgressPolicy.of(hosts, private=private, host_ports=spec.host_ports, held=held_hosts(spec.require_approval))
     if not spec.network:
         return dict(NONE)
-    return {"network": "hosts", **made.to_dict(), "default": spec.hosts is None}
+    return {"network": "hosts", **made.to_dict(), "default": spec.hosts is None and not spec.more_hosts}
 
 
 def in_force(policy: Policy) -> EgressPolicy | None:
@@ -204,7 +204,7 @@ class Broker:
         try:
             await self._egress()
         except (errors.AtollError, OSError) as error:
-            if spec.hosts or spec.host_ports:
+            if spec.hosts or spec.more_hosts or spec.host_ports:
                 raise errors.Unsupported(
                     f"this host cannot enforce a list of hosts: {error}", hint="use --no-network, or see `atoll doctor`"
                 ) from error

@@ -31,7 +31,7 @@ class Ceiling:
             raise _above("the profile permissive")
         if spec.mode is not None and profiles.mode_name(spec.mode) == profiles.NATIVE and not self.any_host:
             raise _above("the mode native, which reaches every public host,")
-        if any(host.partition(":")[0] == "*" for host in spec.hosts or ()) and not self.any_host:
+        if any(host.partition(":")[0] == "*" for host in (*(spec.hosts or ()), *spec.more_hosts)) and not self.any_host:
             raise _above("`*` in a list of hosts")
         if spec.mounts and not self.mounts:
             raise _above("a mount of the host's files")

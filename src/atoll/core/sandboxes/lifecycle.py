@@ -35,6 +35,7 @@ class Lifecycle:
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
         self.forget_outputs: Callable[[str], None] = lambda sandbox: None
         self.tasks = Tasks()
+        self.keep_s, self.keep_bytes = 0.0, 0  # for sandboxes that are kept while nobody uses them
         self.accounts = accounts.Accounts()
 
     # Alive
@@ -103,23 +104,51 @@ class Lifecycle:
             live.ending = live.ending or (kind, detail, by)
             row = self.store.sandbox(live.id)
             assert row is not None
+            kept = await self._kept(live) if live.spec.keep else {}
             self.set_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
             await live.client.close(gone(live.id, kind, detail, by))
             await self._end_children(live.id, by)
             await self.backend.destroy(live.box.record, keep_disk=True)
             await self.network.detach(live.id)
             live.state = "stopped"
-            self.store.update_sandbox(
-                live.id, state="stopped", record={**row["record"], "box": live.box.record}, last_active=time.time()
-            )
+            record = {**row["record"], "box": live.box.record, **kept}
+            self.store.update_sandbox(live.id, state="stopped", record=record, last_active=time.time())
+            if live.spec.keep:
+                self.store.update_sandbox(live.id, expires_at=time.time() + self.keep_s if self.keep_s else None)
             self.history.record(live.id, live.owner, "stopped", reason=kind, detail=detail, by=by)
             self._forget(live)
+        if live.spec.keep:
+            await self._keep_budget(live.owner)
+
+    async def _kept(self, live: Live) -> dict[str, Any]:
+        """Return what is noted of a sandbox whose disk is kept: its size, and what is left of its lifetime."""
+        try:
+            size = (await live.box.usage()).disk_bytes or 0
+        except (errors.AtollError, OSError):
+            size = 0
+        left = None if live.expires_at is None else max(1.0, live.expires_at - time.time())
+        return {"kept_bytes": size, "left_s": left}
+
+    async def _keep_budget(self, owner: str) -> None:
+        """End the owner's oldest kept sandboxes until their disks fit into the budget."""
+        rows = [
+            row
+            for row in self.store.living()
+            if row["owner"] == owner and row["state"] == "stopped" and row["spec"].get("keep")
+        ]
+        rows.sort(key=lambda row: float(row["last_active"]))
+        total = sum(int(row["record"].get("kept_bytes") or 0) for row in rows)
+        for row in rows:
+            if not self.keep_bytes or total <= self.keep_bytes:
+                return
+            total -= int(row["record"].get("kept_bytes") or 0)
+            await self.end(row["id"], "evicted", "kept disks were over the owner's budget", "atoll")
 
     async def retire(self, sandbox: str, kind: str, detail: str) -> None:
         """The end that time or a fault brings: a persistent sandbox keeps its disk, and so does one that ran out of memory, until
         its lifetime is over. Any other is destroyed."""
         row = self.store.sandbox(sandbox)
-        if row is None or row["state"] in ("ended", "stopped"):
+        if row is None or row["state"] == "ended" or (row["state"] == "stopped" and kind != "expired"):
             return
         live = self.live.get((row["owner"], sandbox))
         if live is not None and (live.spec.persistent or kind == "oom") and kind != "expired":

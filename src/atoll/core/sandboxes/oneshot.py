@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,12 +44,20 @@ class Once:
         self._ends: set[asyncio.Task[SandboxInfo]] = set()
 
     async def stream(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> AsyncIterator[Item]:
-        """What happens, as it happens: the sandbox (`{"sandbox": ...}`), the command's start, its output, its result."""
+        """What happens, as it happens: how far its image is (`{"progress": ...}`), the sandbox (`{"sandbox": ...}`), the
+        command's start, its output, its result."""
         spec = self._complete(request)
         ceiling.check(spec)
         if request.command.background:
             raise errors.InvalidArgument("a run of its own cannot go to the background", hint="keep it, and use exec")
-        info = await self._core.sandboxes.create(who, spec)
+        info: SandboxInfo | None = None
+        async with aclosing(self._core.sandboxes.create_watched(who, spec)) as making:  # type: ignore[type-var]
+            async for step in making:
+                if isinstance(step, SandboxInfo):
+                    info = step
+                else:
+                    yield step
+        assert info is not None
         keep, began = False, time.monotonic()
         result: ExecResult | None = None
         try:

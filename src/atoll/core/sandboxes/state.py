@@ -139,6 +139,7 @@ def gone(sandbox: str, kind: str, detail: str, by: str) -> errors.SandboxGone:
         "stopped": "was stopped",
         "lost": "was lost",
         "failed": "could not be started",
+        "evicted": "was removed to make room for newer ones",
     }
     text = f"the sandbox {words.get(kind, 'has ended')}" + (f" ({detail})" if detail else "")
     return errors.SandboxGone(text, details={"sandbox_id": sandbox, "reason": kind, "detail": detail, "by": by})

@@ -62,6 +62,7 @@ class SubAgents:
             "limits": _limits(row["record"]["limits"], request.limits),
             "network": request.network and policy.get("network") == "hosts",
             "hosts": _hosts(hosts, request.hosts),
+            "more_hosts": [],
             "mounts": [],
             "persistent": False,
             "lifetime_s": None,

@@ -22,7 +22,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.access.secrets import Vault
 from atoll.core.commands.history import History
 from atoll.core.policy import profiles
-from atoll.core.policy.images import Images
+from atoll.core.policy.images import WATCHER, Images
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.lifecycle import Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
@@ -56,6 +56,9 @@ class Sandboxes(Lifecycle):
         self.boxes = Boxes(backend, images, network, config, home)
         self.pool = self.boxes.pool
         self._vault = vault
+        self.keep_s = config.sandboxes.keep_s
+        self.keep_bytes = config.sandboxes.keep_disk_mb << 20
+        self._waking: dict[str, asyncio.Task[SandboxInfo]] = {}
 
     # The verbs
 
@@ -70,6 +73,24 @@ class Sandboxes(Lifecycle):
         except asyncio.CancelledError:
             task.add_done_callback(lambda done: self._unwanted(who, done))
             raise
+
+    async def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[dict[str, Any] | SandboxInfo]:
+        """The same, with how far its image is while that is fetched or built (`{"progress": ...}`); the sandbox last."""
+        steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        token = WATCHER.set(steps.put_nowait)
+        try:
+            task = asyncio.ensure_future(self.create(who, spec))
+        finally:
+            WATCHER.reset(token)
+        task.add_done_callback(lambda _: steps.put_nowait(None))
+        try:
+            while (step := await steps.get()) is not None:
+                yield step
+            yield task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def get(self, who: Principal, ref: str) -> SandboxInfo:
         return self._info(self.known(who, ref))
@@ -171,6 +192,25 @@ class Sandboxes(Lifecycle):
             raise live.not_running()
         return live
 
+    async def wake(self, who: Principal, ref: str) -> Live:
+        """Return the living sandbox for an operation inside it. One that was stopped for being idle is started first."""
+        live = self.live.get((who.owner, ref))
+        if live is not None and live.state == "running":
+            return live
+        row = self.known(who, ref)
+        stopping = self.live.get((who.owner, row["id"]))
+        if stopping is not None and stopping.state == "stopping":
+            async with stopping.changing:
+                pass  # until it is at rest
+            row = self.known(who, ref)
+        starting = self._waking.get(row["id"])
+        if starting is None and rows.starts_when_used(row):
+            starting = self._waking[row["id"]] = self.tasks.spawn(self._start(who, row))
+            starting.add_done_callback(lambda _: self._waking.pop(row["id"], None))
+        if starting is not None:
+            await asyncio.shield(starting)
+        return self.reach(who, row["id"])
+
     async def usage(self, who: Principal, ref: str) -> dict[str, Any]:
         """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
         with self.reach(who, ref).use() as client:
@@ -217,6 +257,8 @@ class Sandboxes(Lifecycle):
     async def _create(self, who: Principal, spec: CreateSandbox, parent: str | None) -> SandboxInfo:
         quotas.check_request(who, spec)
         profiles.ceiling_of(who).check(spec)
+        if spec.keep:
+            spec = msgspec.structs.replace(spec, persistent=True)
         spec, isolation = profiles.resolve(spec)
         check_rules(spec.require_approval)
         self._vault.check(who.owner, spec.secrets)
@@ -260,6 +302,9 @@ class Sandboxes(Lifecycle):
 
     async def _start(self, who: Principal, row: Row) -> SandboxInfo:
         self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
+        if row["spec"].get("keep"):  # its lifetime counts while it runs
+            left = row["record"].get("left_s")
+            row = {**row, "expires_at": None if left is None else time.time() + left}
         try:
             live = await self._boot_again(row, who)
         except BaseException:
@@ -270,7 +315,7 @@ class Sandboxes(Lifecycle):
         live.touch()
         self.store.update_sandbox(
             live.id, state="running", record=self._record(live, row), last_active=live.last_active,
-            end_kind=None, end_detail=None, end_by=None,
+            expires_at=row["expires_at"], end_kind=None, end_detail=None, end_by=None,
         )  # fmt: skip
         self.history.record(live.id, live.owner, "started", by=who.owner)
         return await self.get(who, live.id)

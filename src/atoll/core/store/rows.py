@@ -19,8 +19,9 @@ def new_row(
 ) -> Row:
     now, spec, image = time.time(), plan.spec, plan.image
     named = spec.name is not None
-    lifetime = spec.lifetime_s or (None if named or spec.persistent else defaults.lifetime_s or None)
-    idle = spec.idle_timeout_s or (None if named else defaults.idle_timeout_s or None)
+    lasting = named or (spec.persistent and not spec.keep)
+    lifetime = spec.lifetime_s or (None if lasting else defaults.lifetime_s or None)
+    idle = spec.idle_timeout_s or (None if named and not spec.keep else defaults.idle_timeout_s or None)
     return {
         "id": new_id(),
         "owner": who.owner,
@@ -44,6 +45,15 @@ def with_box(record: dict[str, Any], live: Live, link: Any) -> dict[str, Any]:
     held = live.box.enforced()
     limits = {k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()}
     return {**record, "box": live.box.record, "limits": limits, "link": link}
+
+
+def starts_when_used(row: Row) -> bool:
+    """Return whether it was stopped only because nobody used it or it was lost, and starts again by itself."""
+    return (
+        row["state"] == "stopped"
+        and row["end_kind"] not in (None, "stopped")
+        and (bool(row["spec"].get("keep")) or row["end_kind"] == "idle")
+    )
 
 
 def unsuited(row: Row) -> errors.AtollError:

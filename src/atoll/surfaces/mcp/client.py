@@ -52,6 +52,7 @@ class Client:
         self.settings = settings
         self.name = ""
         self.session: str | None = None
+        self.replaced: dict[str, str] | None = None  # what became of the default session before this one
         self._keeper = keeper
         self._lock = asyncio.Lock()
         self._source = f"mcp {source}"
@@ -90,8 +91,19 @@ class Client:
         async with self._lock:
             if self.session is not None and await self._usable(self.session):
                 return self.session
+            before = self.session
             self.session = await self._of_tenant() or (await self._create_session()).id
+            if before is not None:
+                self.replaced = {"reason": await self._reason(before), "lost": "its files and processes"}
             return self.session
+
+    async def _reason(self, session: str) -> str:
+        """Return why a session has ended."""
+        try:
+            end = (await self.core.sandboxes.get(self.who, session)).end
+        except errors.NotFound:
+            return "not found"
+        return end.kind if end is not None else "unknown"
 
     async def close(self) -> None:
         """The client has left: what it runs is killed, and its session destroyed unless a tenant's."""
@@ -134,7 +146,9 @@ class Client:
 
     async def _create_session(self) -> SandboxInfo:
         labels = words.tenant_labels(self.settings.tenant)
-        spec = CreateSandbox(runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels)
+        spec = CreateSandbox(
+            runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels, keep=True
+        )
         return await self.core.sandboxes.create(self.who, spec)
 
 

@@ -30,7 +30,9 @@ async def run(call: Call, asked: tools.RunBoth) -> content.Result:
     session = await call.client.default_session()
     ended = await call.follow(call.core.commands.stream(call.who, session, spec))
     info = await call.core.sandboxes.get(call.who, session)
-    return content.values({**ended.fields(), "session_id": ids.session_id(info)})
+    replaced, call.client.replaced = call.client.replaced, None
+    more = {"session_replaced": replaced} if replaced else {}
+    return content.values({**ended.fields(), "session_id": ids.session_id(info), **more})
 
 
 @tool("sandbox_status")
@@ -57,7 +59,7 @@ async def create_session(call: Call, asked: tools.CreateSession) -> content.Resu
     if asked.session_id:
         fields["alias"] = labels[words.SESSION_LABEL] = asked.session_id
     else:
-        fields.update(idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S)
+        fields.update(idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, keep=bool(tenant))
     spec = convert(CreateSandbox, fields)
     call.settings.ceiling.check(spec)
     info = await call.core.sandboxes.create(call.who, spec)

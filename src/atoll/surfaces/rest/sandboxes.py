@@ -2,6 +2,7 @@
 
 from atoll import model
 from atoll.core.files.verbs import clean
+from atoll.server import frames
 from atoll.server.request import Exchange
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
@@ -9,6 +10,9 @@ from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 @route("POST", "/v1/sandboxes", "Create a sandbox", model.CreateSandbox, model.SandboxInfo, status=201)
 async def create(rest: Rest, exchange: Exchange) -> None:
     spec = await exchange.json(model.CreateSandbox)
+    if frames.wanted(exchange):
+        await frames.send(exchange, rest.core.sandboxes.create_watched(exchange.who, spec))
+        return
     info = await exchange.while_connected(rest.core.sandboxes.create(exchange.who, spec))
     await exchange.answer(info, 201)
 

@@ -47,7 +47,9 @@ async def _events(app: Served, exchange: Exchange, request: words.Run, once: Run
     try:
         async with aclosing(app.core.once.stream(exchange.who, once, app.settings.ceiling)) as stream:  # type: ignore[type-var]
             async for item in stream:
-                if isinstance(item, dict):
+                if isinstance(item, dict) and "progress" in item:
+                    await tell("progress", stage="creating", detail=item["progress"]["text"])
+                elif isinstance(item, dict):
                     await tell("progress", stage="starting")
                     await tell("progress", stage="executing")
                 elif isinstance(item, Chunk):

@@ -81,6 +81,7 @@ class Sessions:
             "hosts": list(request.allowed_hosts) or None,
             "network": not request.no_network,
             "persistent": request.persistent,
+            "keep": bool(tenant) and not request.persistent,
             "labels": labels,
             "limits": _limits(request),
             "secrets": [_reference(ref) for ref in request.secret_refs],

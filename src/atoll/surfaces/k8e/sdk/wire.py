@@ -9,6 +9,8 @@ from typing import Any
 from atoll.errors import InvalidArgument
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
+PHASES_WITH_FILES = ("Active", "Paused")  # a paused one was idle, and starts again when it is used
+
 CREATE_SECONDS = 120.0
 CALL_SECONDS = 300.0
 CONFIRM_SECONDS = 330.0
@@ -69,6 +71,13 @@ class Session:
     secret_env_vars: tuple[str, ...]
     background_runs: int
     allowed_hosts: tuple[str, ...]
+
+
+def pick_session(sessions: Iterable[Session]) -> str:
+    """Return the id of a tenant's own session: one that runs, else one that waits; empty when there is none."""
+    known = list(sessions)
+    found = [one.session_id for phase in PHASES_WITH_FILES for one in known if one.phase == phase]
+    return found[0] if found else ""
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,8 @@ class AsyncSandboxClient:
     async def _tenants_session(self) -> str:
         if not self._tenant:
             return ""
-        return next((one.session_id for one in await self.list_sessions() if one.tenant_id == self._tenant), "")
+        mine = [one for one in await self.list_sessions("all") if one.tenant_id == self._tenant]
+        return wire.pick_session(mine)
 
     def _forget(self, session_id: str) -> None:
         if self._session == session_id:
