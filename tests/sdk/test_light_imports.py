@@ -46,7 +46,9 @@ def test_run_imports_nothing_heavy(extra: list[str]) -> None:
     assert "hi" in done.stdout
     loaded = set(done.stderr.split("\n"))
     assert not loaded & HEAVY
-    assert len(loaded) <= 37, sorted(loaded)  # the table of verbs is in more than one file
+    assert len(loaded) <= 39, sorted(
+        loaded
+    )  # the table of verbs is in more than one file, K8E's words in four small ones
 
 
 def test_import_atoll_is_light() -> None:

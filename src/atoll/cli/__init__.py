@@ -9,8 +9,31 @@ import sys
 
 from ..errors import AtollError
 from .grammar import UsageError, Verb, nearest, parse
-from .output import BROKEN_PIPE, FAILED, INTERRUPTED, USAGE, print_json, report, say, silence
+from .output import (
+    BROKEN_PIPE,
+    FAILED,
+    INTERRUPTED,
+    USAGE,
+    begin_output,
+    end_output,
+    errors_to_stderr,
+    print_error,
+    program_name,
+    report,
+    say,
+    silence,
+)
 from .verbs import ALIASES, BY_NAME, GROUPS, SHARED
+
+PASSING = (
+    "attach",
+    "sandbox snapshot export",
+    "sandbox export",
+    "mcp",
+    "mcp-server",
+    "serve",
+    "replay",
+)  # bytes, not text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and words[0] in ALIASES:
         words[:1] = ALIASES[words[0]].split()
     as_json = words[:1] == ["sandbox"] and os.path.basename(sys.argv[0]) != "agentkernel"
+    if as_json and "--raw" in (words[: words.index("--")] if "--" in words else words):
+        errors_to_stderr()
     words = before + words
     debug = "--debug" in words or bool(os.environ.get("ATOLL_DEBUG") or os.environ.get("K8E_SANDBOX_DEBUG"))
     try:
@@ -66,7 +91,12 @@ def _dispatch(words: list[str]) -> int:
 
         describe(verb)
         return 0
-    return handler_of(verb)(arguments)
+    begin_output(
+        bool(arguments.values.get("json")), collect=verb.name not in PASSING and not arguments.values.get("raw")
+    )
+    code = handler_of(verb)(arguments)
+    end_output(code)
+    return code
 
 
 def handler_of(verb: Verb) -> Callable[[Arguments], int]:
@@ -90,7 +120,7 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
         verb = BY_NAME.get(words[0])
         if verb is None:
             tops = [name.split()[0] for name in BY_NAME]
-            raise UsageError(f"unknown command {words[0]!r}", nearest(words[0], tops) or "see: atoll help")
+            raise UsageError(f"unknown command {words[0]!r}", nearest(words[0], tops) or f"see: {program_name()} help")
         return verb, words[1:], before
     group = words[0]
     moved, rest = _shared_first(words[1:])
@@ -109,7 +139,8 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
             )
         members = [name.split()[1] for name in BY_NAME if name.startswith(group + " ")]
         raise UsageError(
-            f"unknown command {group} {rest[0]!r}", nearest(rest[0], members, group + " ") or f"see: atoll help {group}"
+            f"unknown command {group} {rest[0]!r}",
+            nearest(rest[0], members, group + " ") or f"see: {program_name()} help {group}",
         )
     return verb, rest[1:], moved
 
@@ -134,9 +165,9 @@ def _help(words: list[str]) -> int:
 def _report_usage(bad: UsageError, as_json: bool) -> int:
     if as_json:
         detail = bad.message + (f" ({bad.hint})" if bad.hint else "")
-        print_json({"ok": False, "error": "invalid_argument", "detail": detail, "retry": "no"})
+        print_error({"ok": False, "error": "invalid_argument", "detail": detail, "retry": "no"})
         return FAILED
-    say(f"atoll: {bad.message}")
+    say(f"{program_name()}: {bad.message}")
     if bad.hint:
         say(f"  {bad.hint}")
     return USAGE

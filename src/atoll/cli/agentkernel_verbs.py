@@ -10,12 +10,21 @@ AS_JSON = Flag("json", "", "JSON instead of text")
 BACKEND = Flag("backend", "NAME", "auto, container, gvisor or microvm; docker and podman mean container", short="B")
 CONFIG = Flag("config", "FILE", "a project's file to use and trust", short="c")
 TTL = Flag("ttl", "TIME", "remove it after so long: 30m, 1h, 3d; 0 is never")
+ALLOW_HOST = Flag(
+    "allow-host", "HOST", "one more name it may reach, besides its list; may be repeated", kind="csv", repeat=True
+)
 TEMPLATE = Flag("template", "NAME", "start from a template; see `template list`")
 POLICY = (
     Flag("profile", "NAME", "permissive, moderate, restrictive or custom (default: moderate)", short="p"),
     Flag("compatibility-mode", "MODE", "native, claude, codex or gemini"),
     Flag("no-network", "", "no way out, whatever else is said"),
-    Flag("allowed-hosts", "CSV", "names it may reach, * for every public one, none for no host", kind="csv"),
+    ALLOW_HOST,
+    Flag(
+        "allowed-hosts",
+        "CSV",
+        "instead of its list: names it may reach, * for every public one, none for no host",
+        kind="csv",
+    ),
     Flag("cpus", "N", "CPUs, may be a fraction", kind="number"),
     Flag("memory", "MB", "memory", kind="int"),
 )
@@ -61,6 +70,10 @@ _LIFE = {
 }
 
 
+_POSITIONAL = {"remove": "SANDBOX [SANDBOX...]"}
+_MORE = {"start": (BACKEND,), "remove": (Flag("force", "", "one that does not exist is no error", short="f"),)}
+
+
 def _both(name: str, handler: str, positionals: str, help: str, flags: tuple[Flag, ...] = ()) -> tuple[Verb, Verb]:
     """The flat and the grouped form."""
     return Verb(name, handler, positionals, help, flags), Verb("sandbox " + name, handler, positionals, help, flags)
@@ -72,12 +85,12 @@ VERBS = (
     *[
         verb
         for name, help in _LIFE.items()
-        for verb in _both(name, f"{_AT}named:{name}", "NAME", help, (BACKEND, AS_JSON) if name == "start" else (AS_JSON,))
+        for verb in _both(name, f"{_AT}named:{name}", _POSITIONAL.get(name, "SANDBOX"), help, _MORE.get(name, ()))
     ],
     Verb("list", _AT + "named:list_all", "", "List your sandboxes.", (AS_JSON, Flag("project", "", "of this project"))),
-    Verb("sandbox info", _AT + "named:info", "NAME", "Show one sandbox.", (AS_JSON,)),
+    Verb("sandbox info", _AT + "named:info", "SANDBOX", "Show one sandbox.", (AS_JSON,)),
     Verb(
-        "sandbox extend-ttl", _AT + "named:extend", "NAME", "Move its end.",
+        "sandbox extend-ttl", _AT + "named:extend", "SANDBOX", "Move its end.",
         (Flag("by", "TIME", "so far from now (default: 1h)", default="1h"), AS_JSON),
     ),
     Verb("sandbox gc", _AT + "named:collect", "", "Remove sandboxes whose time is over.", (AS_JSON,)),
@@ -87,17 +100,17 @@ VERBS = (
     ),
     Verb("sandbox cp", "copy:copy", "SRC DST", "Copy files and trees; one side is NAME:/path."),
     Verb(
-        "sandbox export", _AT + "named:export", "NAME", "Its file system as a tar.",
+        "sandbox export", _AT + "named:export", "SANDBOX", "Its file system as a tar.",
         (Flag("output", "FILE", "where to (default: NAME.tar)", short="o"), Flag("path", "PATH", "only this (default: /)")),
     ),
-    Verb("sandbox export-config", _AT + "named:export_config", "NAME", "What it was made with, as TOML."),
+    Verb("sandbox export-config", _AT + "named:export_config", "SANDBOX", "What it was made with, as TOML."),
     Verb(
         "sandbox import-config", _AT + "named:import_config", "FILE", "Make a sandbox from such a TOML.",
         (Flag("as", "NAME", "its name"),),
     ),
-    Verb("sandbox exec-list", _AT + "detached:list_all", "NAME", "Commands started with exec -d."),
-    Verb("sandbox exec-logs", _AT + "detached:logs", "NAME ID", "Output of such a command."),
-    Verb("sandbox exec-kill", _AT + "detached:kill", "NAME ID", "End such a command."),
+    Verb("sandbox exec-list", _AT + "detached:list_all", "SANDBOX", "Commands started with exec -d."),
+    Verb("sandbox exec-logs", _AT + "detached:logs", "SANDBOX ID", "Output of such a command."),
+    Verb("sandbox exec-kill", _AT + "detached:kill", "SANDBOX ID", "End such a command."),
     Verb(
         "replay", _AT + "recording:replay", "FILE", "Play a recorded terminal session.",
         (
@@ -135,11 +148,11 @@ VERBS = (
     Verb("session delete", _AT + "sessions:delete", "NAME", "Remove it."),
     Verb(
         "pipeline", _AT + "pipeline:pipeline", "FILE", "Run steps one after the other, each in a sandbox of its own.",
-        (BACKEND, *POLICY[1:4]),
+        (BACKEND, *POLICY[1:5]),
     ),
     Verb(
         "parallel", _AT + "pipeline:parallel", "", "Run jobs at once, each in a sandbox of its own.",
-        (Flag("job", "NAME:IMAGE:COMMAND", "one job; may be repeated", repeat=True, short="j"), BACKEND, *POLICY[1:4]),
+        (Flag("job", "NAME:IMAGE:COMMAND", "one job; may be repeated", repeat=True, short="j"), BACKEND, *POLICY[1:5]),
         ("atoll parallel -j 'lint:python:python3 -m compileall .' -j 'ver:node:node --version'",),
     ),
     Verb("alias install", _AT + "alias:install", "NAME [DIR]", "A link agentkernel, k8e or k8e-sandbox to this program."),

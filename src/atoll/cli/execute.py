@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` imports enum, which costs more than all of this
 import os
 from _thread import start_new_thread  # `threading` costs four milliseconds to import, and this is a hot path
 
@@ -24,6 +25,10 @@ PIECE = 65_536
 def execute(arguments: Arguments) -> int:
     ref, argv = reference(arguments.rest[0]), arguments.rest[1:]
     link = open_link(arguments)
+    if arguments.allow_host:
+        from .network import add_hosts
+
+        add_hosts(link, ref, arguments)
     options: dict[str, Any] = {
         "env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user, "timeout": arguments.timeout,
     }  # fmt: skip
@@ -41,10 +46,13 @@ def execute(arguments: Arguments) -> int:
 def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any], arguments: Arguments) -> int:
     call = calls.start(ref, argv, frames=True, stdin_stream=bool(arguments.interactive), **options)
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
+    interrupts = Interrupts(link, str(call.command_id))
     try:
         exchange = link.open(call)
         exchange.raise_for_status()
         for value in exchange.frames():
+            if isinstance(value, Started):
+                interrupts.begin(ref)
             if isinstance(value, Output):
                 descriptor = 1 if value.stream == "stdout" else 2
                 write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
@@ -57,9 +65,49 @@ def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any
                     note_blocked(value, arguments.rest[0])
                 return exit_code(value)
     except (KeyboardInterrupt, BrokenPipeError):
-        kill_quietly(link, ref, str(call.command_id))
+        kill_quietly(beside(link), ref, str(call.command_id))
         raise
+    finally:
+        interrupts.end()
     return OWN_FAILURE
+
+
+class Interrupts:
+    """Ctrl-C while a command runs: the first is passed on to it as SIGINT, the second ends it.
+
+    A handler is used instead of the exception: that could be raised in the middle of a frame, whose bytes would be lost.
+    """
+
+    def __init__(self, link: Link, command_id: str) -> None:
+        self._link = link
+        self._command = command_id
+        self._ref = ""
+        self._previous: Any = None
+        self._pressed = 0
+
+    def begin(self, ref: str) -> None:
+        """The command runs in this sandbox; from here on Ctrl-C is its."""
+        if not self._ref:
+            self._ref = ref
+            self._previous = _signal.signal(_signal.SIGINT, self._press)
+
+    def end(self) -> None:
+        if self._ref:
+            self._ref = ""
+            _signal.signal(_signal.SIGINT, self._previous)
+
+    def _press(self, *_: object) -> None:
+        self._pressed += 1
+        if self._pressed > 1:
+            raise KeyboardInterrupt
+        try:
+            call = calls.signal(self._ref, self._command, _signal.SIGINT)
+            call.timeout = 10.0
+            beside(self._link).call(call)
+        except AtollError:
+            return  # it has just ended
+        if os.isatty(2):
+            say("atoll: passed on to the program; Ctrl-C again ends it")
 
 
 def exit_code(wire: dict[str, Any]) -> int:

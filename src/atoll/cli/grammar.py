@@ -70,10 +70,16 @@ class Flag:
         return text
 
 
+SANDBOX_WORDS = ("ID", "REF", "SANDBOX", "PARENT_ID")  # a first positional of this name is a sandbox
+SESSION = Flag("session-id", "ID", "the sandbox, in place of the first argument")
+
+
 class Verb:
     """One command: its name (with the group), where its function is, its positionals and flags, its words."""
 
-    __slots__ = ("at_least", "at_most", "examples", "flags", "handler", "help", "name", "passes", "positionals")
+    __slots__ = (
+        "at_least", "at_most", "examples", "flags", "handler", "help", "name", "passes", "positionals", "takes_sandbox",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, handler: str, positionals: str, help: str, flags: Sequence[Flag] = (),
@@ -87,6 +93,13 @@ class Verb:
         self.examples = tuple(examples)
         self.passes = passes  # after so many positionals everything is passed on unread (a command's own arguments)
         words = positionals.split()
+        self.takes_sandbox = (
+            bool(words)
+            and words[0].strip("[]") in SANDBOX_WORDS
+            and not any(flag.name == SESSION.name for flag in self.flags)
+        )
+        if self.takes_sandbox:
+            self.flags = (*self.flags, SESSION)
         self.at_least = sum(1 for word in words if not word.startswith("["))
         self.at_most = None if positionals.endswith(("...", "...]")) else len(words)
 
@@ -128,7 +141,8 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
         if word == "--":
             rest += queue
             break
-        if verb.passes and len(rest) >= verb.passes:
+        named = 1 if verb.takes_sandbox and values.get("session_id") else 0
+        if verb.passes and len(rest) >= verb.passes - named:
             rest += [word, *queue]
             break
         if word.startswith("--"):
@@ -144,14 +158,22 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
             rest.append(word)
     if values.get("help"):
         return Arguments(rest, values, verb.name)
+    if verb.takes_sandbox and values.get("session_id"):
+        rest.insert(0, values["session_id"])
     if len(rest) < verb.at_least:
-        raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: atoll {verb.usage}")
+        raise UsageError(f"{verb.name} needs {verb.positionals}", f"usage: {_program()} {verb.usage}")
     if verb.at_most is not None and len(rest) > verb.at_most:
         by_flag = "name the sandbox with --session-id" if "session-id" in flags else ""
         raise UsageError(
             f"{verb.name} takes {verb.positionals or 'no arguments'}; {rest[verb.at_most]!r} is too many", by_flag
         )
     return Arguments(rest, values, verb.name)
+
+
+def _program() -> str:
+    from .output import program_name
+
+    return program_name()
 
 
 def _is_number(word: str) -> bool:

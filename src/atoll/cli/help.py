@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import __version__
 from .grammar import UsageError, Verb, nearest
-from .output import print_json, tell
+from .output import in_own_name, print_json, program_name, tell
 from .verbs import BY_NAME, GROUPS, SHARED, VERBS
 
 TYPE_CHECKING = False
@@ -36,9 +36,9 @@ FIRST = {
 
 def overview(group: str | None = None, everything: bool = False) -> None:
     lines = [
-        f"atoll {__version__}: run code where it cannot hurt this machine",
+        f"{program_name()} {__version__}: run code where it cannot hurt this machine",
         "",
-        "Usage: atoll <command> [flags]",
+        f"Usage: {program_name()} <command> [flags]",
         "",
     ]
     if group is not None:
@@ -56,7 +56,7 @@ def overview(group: str | None = None, everything: bool = False) -> None:
     if lines[-1]:
         lines.append("")
     lines += ["`atoll help <command>` shows flags and examples, `atoll help --all` every command.", "", EXIT_CODES]
-    tell("\n".join([*lines, "", ENVIRONMENT] if everything else lines))
+    tell(in_own_name("\n".join([*lines, "", ENVIRONMENT] if everything else lines)))
 
 
 def _by_group() -> dict[str, list[Verb]]:
@@ -87,13 +87,19 @@ def _wrapped(words: list[str], most: int = 100) -> list[str]:
 
 
 def describe(verb: Verb) -> None:
-    lines = [f"Usage: atoll {verb.usage}", "", verb.help]
+    lines = [f"Usage: {program_name()} {verb.usage}", "", verb.help]
     if verb.flags:
         lines += ["", "Flags", *_flag_lines(verb.flags)]
-    lines += ["", "Everywhere", *_flag_lines(SHARED)]
+    own = {flag.name for flag in verb.flags}
+    lines += ["", "Everywhere", *_flag_lines(tuple(flag for flag in SHARED if flag.name not in own))]
     if verb.examples:
         lines += ["", "Examples", *[f"  {example}" for example in verb.examples]]
-    tell("\n".join(lines))
+    tell(in_own_name("\n".join(lines)))
+
+
+def _all_flags(verb: Verb) -> tuple[Flag, ...]:
+    own = {flag.name for flag in verb.flags}
+    return (*verb.flags, *(flag for flag in SHARED if flag.name not in own))
 
 
 def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
@@ -109,7 +115,7 @@ def show(arguments: Arguments) -> int:
     elif name in BY_NAME:
         describe(BY_NAME[name])
     else:
-        raise UsageError(f"unknown command {name!r}", nearest(name, list(BY_NAME)) or "see: atoll help")
+        raise UsageError(f"unknown command {name!r}", nearest(name, list(BY_NAME)) or f"see: {program_name()} help")
     return 0
 
 
@@ -125,7 +131,7 @@ def catalog(_: Arguments) -> int:
     commands = []
     for verb in VERBS:
         if verb.is_json:
-            flags = [{"name": f"--{flag.name}", "usage": flag.help} for flag in (*verb.flags, *SHARED)]
+            flags = [{"name": f"--{flag.name}", "usage": flag.help} for flag in _all_flags(verb)]
             commands.append({"name": verb.name.split(" ", 1)[1], "usage": verb.usage, "flags": flags})
     print_json({"catalog_version": 1, "commands": commands})
     return 0
@@ -149,7 +155,7 @@ def _words() -> dict[str, list[str]]:
         group, _, last = verb.name.rpartition(" ")
         if " " in group:
             table.setdefault(group, []).append(last)
-        table[verb.name] = [f"--{flag.name}" for flag in (*verb.flags, *SHARED)]
+        table[verb.name] = [f"--{flag.name}" for flag in _all_flags(verb)]
     return table
 
 

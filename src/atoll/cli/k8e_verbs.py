@@ -11,6 +11,7 @@ SHARED = (
     Flag("apikey", "KEY", "the API key for it; better in ATOLL_APIKEY, which process lists do not show"),
     Flag("context", "NAME", "the connection profile to use (`--profile` when called k8e)"),
     Flag("debug", "", "show where an internal error came from"),
+    Flag("json", "", "JSON, also at a terminal and from verbs that print text"),
     Flag("help", "", "show help", short="h"),
 )
 AS_JSON = Flag("json", "", "JSON also on a terminal")

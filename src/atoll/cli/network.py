@@ -8,9 +8,8 @@ from ..client import calls
 from ..client.http import FRAMES
 from ..client.results import Event
 from ..errors import InvalidArgument, NotFound
-from .output import print_json, say, tell
-from .session import data_directory, open_link, reference, setting, shown, tenant_of
-from .state import State
+from .output import print_json, program_name, say, tell
+from .session import open_link, reference, setting, shown, state_of, tenant_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def allow_hosts(arguments: Arguments) -> int:
     link = open_link(arguments)
     names = [name.strip() for word in (*arguments.rest, *(arguments.hosts or ())) for name in word.split(",")]
     names = [name for name in names if name]
+    if names and arguments.session_id is None and _is_sandbox(link, names[0]):
+        arguments.values["session_id"] = names.pop(0)
     _refuse_sandboxes(link, arguments, names)
     session = _session(link, arguments)
     change = _change(arguments, names)
@@ -38,14 +39,21 @@ def allow_hosts(arguments: Arguments) -> int:
     return 0
 
 
+def _is_sandbox(link: Link, name: str) -> bool:
+    """Return whether this is a sandbox of the caller's and cannot be a host."""
+    if "." in name or "*" in name or ":" in name or name == "none":
+        return False
+    try:
+        link.call(calls.get(calls.sandbox_path(reference(name))))
+    except (NotFound, InvalidArgument):
+        return False
+    return True
+
+
 def _refuse_sandboxes(link: Link, arguments: Arguments, names: list[str]) -> None:
     """A sandbox's name or id where a host belongs would replace a list with a host that does not exist."""
     for name in names:
-        if "." in name or "*" in name or ":" in name or name == "none":
-            continue
-        try:
-            link.call(calls.get(calls.sandbox_path(reference(name))))
-        except (NotFound, InvalidArgument):
+        if not _is_sandbox(link, name):
             continue
         flags = "".join(f" --{flag}" for flag in ("add", "remove", "clear") if getattr(arguments, flag))
         raise InvalidArgument(
@@ -76,6 +84,7 @@ def _change(arguments: Arguments, names: list[str]) -> dict[str, Any] | None:
 
 
 def expose(arguments: Arguments) -> int:
+    _take_sandbox(arguments, 2)
     link, port = open_link(arguments), _port(arguments)
     session = _session(link, arguments)
     wire = link.call(calls.expose(reference(session), port, arguments.host))
@@ -84,6 +93,7 @@ def expose(arguments: Arguments) -> int:
 
 
 def unexpose(arguments: Arguments) -> int:
+    _take_sandbox(arguments, 2)
     link, port = open_link(arguments), _port(arguments)
     session = _session(link, arguments)
     wire = link.call(calls.unexpose(reference(session), port))
@@ -92,6 +102,7 @@ def unexpose(arguments: Arguments) -> int:
 
 
 def exposed(arguments: Arguments) -> int:
+    _take_sandbox(arguments, 1)
     link = open_link(arguments)
     session = _session(link, arguments)
     wire = link.call(calls.get(calls.sandbox_path(reference(session), "exposures")))
@@ -130,6 +141,13 @@ def _print(event: dict[str, Any], as_json: bool) -> None:
     tell(f"{at}  {shown(event['sandbox_id'])}  {event['note']}".replace("\n", " "))
 
 
+def add_hosts(link: Link, session: str, arguments: Arguments) -> None:
+    """Add the hosts of --allow-host to a sandbox's list, at once; they stay there."""
+    names = arguments.values.get("allow_host")
+    if names:
+        link.call(calls.post(calls.sandbox_path(reference(session), "hosts"), {"add": names}, repeatable=True))
+
+
 def note_blocked(wire: dict[str, Any], session: str, remedy: str = "") -> None:
     """After a command: what its network policy refused, and what would allow it (`remedy`, else a change of its list)."""
     blocked = wire.get("blocked") or []
@@ -137,11 +155,20 @@ def note_blocked(wire: dict[str, Any], session: str, remedy: str = "") -> None:
         note = str(item.get("note") or "blocked")
         name = item.get("name")
         if name and item.get("reason") == "not an allowed host":
-            allow = f"atoll sandbox allow-hosts --add {name} --session-id {session}"
+            allow = f"{program_name()} exec --allow-host {name} {session} ..."
             note += f"; allow it with: {remedy.format(name=name) if remedy else allow}"
         say(note.replace("\n", " "))
     if len(blocked) > NOTED:
-        say(f"blocked: {len(blocked) - NOTED} more; see: atoll egress log")
+        say(f"blocked: {len(blocked) - NOTED} more; see: {program_name()} egress log")
+
+
+def _take_sandbox(arguments: Arguments, count: int) -> None:
+    """A sandbox may stand first: then there are `count` arguments, and the rest is read without it."""
+    if len(arguments.rest) >= count:
+        first = arguments.rest.pop(0)
+        if arguments.session_id not in (None, first):
+            raise InvalidArgument("two sandboxes are named: the first argument and --session-id")
+        arguments.values["session_id"] = first
 
 
 def _port(arguments: Arguments) -> int:
@@ -160,4 +187,4 @@ def _session(link: Link, arguments: Arguments) -> str:
         return str(chosen)
     from .run import obtain
 
-    return obtain(State(data_directory(), tenant_of(arguments)), link, {})
+    return obtain(state_of(arguments, tenant_of(arguments)), link, {})

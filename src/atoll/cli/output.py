@@ -22,14 +22,73 @@ if TYPE_CHECKING:
 
 USAGE, TIMED_OUT, OWN_FAILURE = 2, 124, 125  # those of the other verbs
 INTERRUPTED, BROKEN_PIPE = 130, 141
+NAMES = ("atoll", "k8e", "k8e-sandbox", "k8e-sandbox-cli", "agentkernel", "iii-worker")
+
+
+def program_name() -> str:
+    """Return the name this program was called by, as hints and help use it."""
+    name = os.path.basename(sys.argv[0])
+    return name if name in NAMES else "atoll"
+
+
+class _Manner:
+    """How this call prints: `json` when --json was given; `collected` is then what a verb for people wrote to stdout."""
+
+    json = False
+    collected: list[bytes] | None = None
+
+
+def begin_output(as_json: bool, collect: bool) -> None:
+    """Settle the manner of this call. With `collect`, text on stdout is kept back for `end_output`."""
+    _Manner.json = as_json
+    _Manner.collected = [] if as_json and collect else None
+
+
+def end_output(code: int) -> None:
+    """With --json, a verb that printed text and no JSON of its own is told as one object."""
+    kept, _Manner.collected = _Manner.collected, None
+    if kept is not None:
+        text = b"".join(kept).decode("utf-8", "replace")
+        print_json({"ok": code == 0, "exit_code": code, "stdout": text})
+
+
+def for_people() -> bool:
+    """Return whether standard output is a terminal and JSON was not asked for."""
+    return not _Manner.json and os.isatty(1)
 
 
 def print_json(value: Any) -> None:
+    """Print an answer: JSON for programs, and where it was asked for; lines and tables for a person at a terminal."""
+    _Manner.collected = None
+    if for_people():
+        from .views import show_value
+
+        show_value(value)
+        return
     write(1, (dumps(value) + "\n").encode("ascii"))
+
+
+_error_stream = [1]
+
+
+def errors_to_stderr() -> None:
+    """From here on an error's JSON goes to stderr: standard output carries a command's or a file's own bytes."""
+    _error_stream[0] = 2
+
+
+def print_error(value: dict[str, Any]) -> None:
+    """Print an error of a `sandbox` verb: JSON for programs, two lines for a person at a terminal."""
+    if os.isatty(_error_stream[0]) and not _Manner.json:
+        say(f"{program_name()}: {value['detail']}")
+        return
+    write(_error_stream[0], (dumps(value) + "\n").encode("ascii"))
 
 
 def write(descriptor: int, data: bytes | bytearray | memoryview) -> None:
     """All of it, unbuffered: what was printed is out even if we are killed next."""
+    if descriptor == 1 and _Manner.collected is not None:
+        _Manner.collected.append(bytes(data))
+        return
     view = memoryview(data)
     while view:
         try:
@@ -42,7 +101,20 @@ def write(descriptor: int, data: bytes | bytearray | memoryview) -> None:
 
 def say(text: str) -> None:
     """A line for a person, on stderr."""
-    write(2, (safe(text) + "\n").encode("utf-8", "replace"))
+    write(2, (safe(in_own_name(text)) + "\n").encode("utf-8", "replace"))
+
+
+def in_own_name(text: str) -> str:
+    """Return a text whose command lines begin with the name this program was called by."""
+    name = program_name()
+    if name == "atoll" or "atoll" not in text:
+        return text
+    import re
+
+    from .verbs import VERBS
+
+    first = "|".join(sorted({verb.name.split()[0] for verb in VERBS}))
+    return re.sub(rf"(?<![\w/.-])atoll(?= (?:{first}|<command>)\b|: )", name, text)
 
 
 def tell(text: str) -> None:
@@ -68,7 +140,7 @@ def _escaped(character: str) -> str:
 
 
 def error_object(error: AtollError) -> dict[str, Any]:
-    detail = error.message + (f" ({error.hint})" if error.hint else "")
+    detail = in_own_name(error.message + (f" ({error.hint})" if error.hint else ""))
     found: dict[str, Any] = {"ok": False, "error": error.code, "detail": detail, "retry": error.retry}
     if error.details:
         found["details"] = error.details
@@ -102,11 +174,13 @@ _FLAGS = {
 def report(error: AtollError, as_json: bool) -> int:
     """Print the error in the manner of the verb; the exit code."""
     _in_flags(error)
-    if as_json:
-        print_json(error_object(error))
-        return k8e_exit(error)
-    say(f"{'Error' if os.path.basename(sys.argv[0]) == 'agentkernel' else 'atoll'}: {error.message}")
-    hint = error.hint or ("`atoll list` shows yours" if error.message.startswith("no sandbox ") else "")
+    _Manner.collected = None
+    if as_json or _Manner.json:
+        print_error(error_object(error))
+        return k8e_exit(error) if as_json else OWN_FAILURE
+    name = program_name()
+    say(f"{'Error' if name == 'agentkernel' else name}: {error.message}")
+    hint = error.hint or (f"`{name} list` shows yours" if error.message.startswith("no sandbox ") else "")
     if hint:
         say(f"  {hint}")
     return OWN_FAILURE

@@ -7,13 +7,14 @@ import sys
 import time
 
 from ..client import calls
-from ..client.results import CommandInfo, FileInfo
-from ..errors import AtollError, InvalidArgument, NotFound
+from ..client.results import CommandInfo, FileInfo, Output
+from ..errors import AtollError, FailedPrecondition, InvalidArgument, NotFound
 from ..surfaces.k8e import words
-from .output import UNREACHABLE, print_json, safe_bytes, write
+from .output import UNREACHABLE, for_people, print_json, safe_bytes, write
 from .session import (
     create_options,
     data_directory,
+    endpoint_of,
     of_tenant,
     open_link,
     reference,
@@ -21,15 +22,17 @@ from .session import (
     setting,
     shown,
     split_run_id,
+    state_of,
     tell_unheld,
     tenant_of,
 )
-from .state import State, forget_everywhere
+from .state import forget_everywhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from ..client._sync.driver import Link
     from .grammar import Arguments
 
 WINDOW = 262_144
@@ -51,7 +54,9 @@ def create(arguments: Arguments) -> int:
 
         wire, count = create_filled(link, arguments, options)
     else:
-        wire = link.call(calls.create(options))
+        from .progress import create_watched
+
+        wire = create_watched(link, calls.create(options))
     tell_unheld(wire)
     found = {
         "session_id": arguments.session_id or shown(wire["id"]),
@@ -138,9 +143,21 @@ def list_any(arguments: Arguments) -> int:
         return list_all(arguments)
     if arguments.rest:
         return _list_files(arguments)
-    wire = open_link(arguments).call(calls.list_sandboxes("all" if arguments.all else "active"))
-    found = [_session(item) for item in wire["sandboxes"]]
-    if not _shown_to_people("show_sessions", found, arguments):
+    return list_sandboxes(arguments)
+
+
+def list_sandboxes(arguments: Arguments) -> int:
+    """The one list: a table for people and for text verbs, JSON for programs."""
+    state = "all" if arguments.values.get("all") else "active"
+    rows = open_link(arguments).call(calls.list_sandboxes(state))["sandboxes"]
+    if arguments.values.get("project"):
+        rows = [row for row in rows if (row.get("labels") or {}).get("project") == os.getcwd()]
+    found = [_session(row) for row in rows]
+    if arguments.verb == "list" and not arguments.values.get("json"):
+        from .views import show_sessions
+
+        show_sessions(found)
+    elif not _shown_to_people("show_sessions", found, arguments):
         print_json({"sandboxes": found})
     return 0
 
@@ -172,22 +189,24 @@ def sessions(arguments: Arguments) -> int:
 
 
 def destroy(arguments: Arguments) -> int:
-    data = data_directory()
+    data, where = data_directory(), endpoint_of(arguments)
     if arguments.rest:
         session = arguments.rest[0]
     else:
         tenant = tenant_of(arguments)
         link = open_link(arguments)
-        session = State(data, tenant).current() or of_tenant(link, tenant) or of_tenant(link, tenant, "stopped") or ""
+        session = (
+            state_of(arguments, tenant).current() or of_tenant(link, tenant) or of_tenant(link, tenant, "stopped") or ""
+        )
         if not session:
             raise InvalidArgument("destroy needs an ID: this tenant has no sandbox of its own")
     try:
         wire = open_link(arguments).call(calls.destroy(reference(session)))
-        forget_everywhere(data, shown(str(wire.get("id") or "")))
+        forget_everywhere(data, shown(str(wire.get("id") or "")), where)
     except NotFound:
-        forget_everywhere(data, session)
+        forget_everywhere(data, session, where)
         raise
-    forget_everywhere(data, session)
+    forget_everywhere(data, session, where)
     print_json({"ok": True})
     return 0
 
@@ -211,19 +230,22 @@ def read(arguments: Arguments) -> int:
             write(1, piece)
         return 0
     data = exchange.body()
-    found = {"content": data.decode("utf-8", "replace"), "path": path}
-    if found["content"].encode("utf-8") != data:
+    if for_people():
+        write(1, safe_bytes(data))
+        return 0
+    try:
+        print_json({"content": data.decode("utf-8"), "path": path})
+    except UnicodeDecodeError:
         from ..client.codec import to_base64
 
-        found["content_b64"] = to_base64(data)
-    print_json(found)
+        print_json({"content_b64": to_base64(data), "path": path, "encoding": "base64"})
     return 0
 
 
 def status(arguments: Arguments) -> int:
     tenant = tenant_of(arguments)
     found: dict[str, Any] = {"available": False, "session_id": "", "tenant_id": tenant, "error": ""}
-    session = State(data_directory(), tenant).current()
+    session = state_of(arguments, tenant).current()
     try:
         link = open_link(arguments)
         health = link.call(calls.get("/v1/health"))
@@ -287,12 +309,11 @@ def poll(arguments: Arguments) -> int:
     ref, command = split_run_id(arguments.rest[0])
     link = open_link(arguments)
     wire = link.call(calls.poll(ref, command))
-    while arguments.follow and CommandInfo(wire).running:
-        now = CommandInfo(wire)
-        for _ in link.open(calls.attach(ref, command, now.stdout_bytes, now.stderr_bytes)).frames():
-            pass
-        wire = link.call(calls.poll(ref, command))
+    if arguments.follow:
+        wire = _follow(link, ref, command, arguments)
     found = CommandInfo(wire)
+    if arguments.raw or (arguments.follow and for_people()):
+        return -1 & 255 if found.exit_code is None else found.exit_code & 255
     running = found.running
     answer = {
         "run_id": run_id(found.sandbox_id or ref, command),
@@ -308,6 +329,24 @@ def poll(arguments: Arguments) -> int:
             answer[name] = wire[name]
     print_json(answer)
     return 0
+
+
+def _follow(link: Link, ref: str, command: str, arguments: Arguments) -> dict[str, Any]:
+    """Pass a command's output on while it runs; return how it stands in the end.
+
+    It goes where the command wrote it, at a terminal and with --raw. Else all of it goes to stderr, because standard output
+    has the one JSON object of the end.
+    """
+    apart = arguments.raw or os.isatty(1)
+    try:
+        for value in link.open(calls.attach(ref, command)).frames():
+            if isinstance(value, Output):
+                descriptor = 1 if apart and value.stream == "stdout" else 2
+                write(descriptor, value.data if arguments.raw or not os.isatty(descriptor) else safe_bytes(value.data))
+    except FailedPrecondition:
+        pass  # it ended long ago; what is left of its output is in the answer
+    found: dict[str, Any] = link.call(calls.poll(ref, command))
+    return found
 
 
 def _ref(arguments: Arguments) -> str:

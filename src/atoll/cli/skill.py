@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from .grammar import Arguments
 
 
+IN_PROJECT = ("kiro",)  # agents whose contract puts a skill into a project that has their folder
+
+
 def install(arguments: Arguments) -> int:
     from ..skill.targets import K8E, SKILLS
 
     skill = arguments.skill or K8E
     if skill not in SKILLS:
         raise UsageError(f"no skill {skill!r}", "one of " + ", ".join(SKILLS))
-    return _do(arguments, skill, "auto", _only(arguments))
+    return _do(arguments, skill, "auto", _only(arguments), at_home=True)
 
 
 def install_k8e(arguments: Arguments) -> int:
@@ -77,7 +80,8 @@ def _names(path: str, skill: str) -> bool:
     return f'"{skill}"' in text or f".{skill}]" in text
 
 
-def _do(arguments: Arguments, skill: str, default: str, only: str | None) -> int:
+def _do(arguments: Arguments, skill: str, default: str, only: str | None, at_home: bool = False) -> int:
+    """`at_home`: nothing is written into the project unless that was asked for, or the agent's contract says so."""
     from ..skill.install import Installer
     from ..skill.targets import chosen
 
@@ -90,6 +94,8 @@ def _do(arguments: Arguments, skill: str, default: str, only: str | None) -> int
     installer = Installer(skill, place, dry=bool(arguments.dry_run), force=bool(arguments.force))
     tell(place.project if only == "project" else place.home)
     for target in targets:
+        if at_home and only is None:
+            installer.place = _place(None if target in IN_PROJECT else "home")
         if arguments.uninstall:
             installer.uninstall(target)
         else:

@@ -76,12 +76,29 @@ def clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
+def plain(value: Any) -> str:
+    """Return a value as a person writes it: no braces, quotes or True."""
+    if isinstance(value, dict):
+        if set(value) == {"value", "enforced"}:
+            return plain(value["value"]) + ("" if value["enforced"] else " (not enforced)")
+        parts = []
+        for key, item in value.items():
+            if item not in (None, "", [], {}):
+                inner = plain(item)
+                grouped = isinstance(item, dict) and set(item) != {"value", "enforced"}
+                parts.append(f"{key}=({inner})" if grouped else f"{key}={inner}")
+        return " ".join(parts)
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "-" if value is None else str(value)
+
+
 def _cell(value: Any, widest: int = WIDEST) -> str:
     if value is None or value == "":
         return "-"
-    if isinstance(value, dict):
-        value = " ".join(f"{key}={item}" for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        value = ", ".join(str(item) for item in value)
-    text = safe(str(value)).replace("\n", " ").replace("\t", " ")
+    text = safe(plain(value)).replace("\n", " ").replace("\t", " ")
     return text if len(text) <= widest else text[: widest - 1] + "…"

@@ -39,6 +39,10 @@ def attach(arguments: Arguments) -> int:
         rows, cols = _size()
         recorder = Recorder(recording_path(arguments.record, name), cols, rows, " ".join(argv) or "shell", name)
     link, ref = open_link(arguments), reference(arguments.rest[0])
+    if arguments.allow_host:
+        from .network import add_hosts
+
+        add_hosts(link, ref, arguments)
     try:
         return on_terminal(link, ref, argv or SHELL, {**options, "timeout": None}, recorder)
     finally:

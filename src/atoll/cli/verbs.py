@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .agentkernel_verbs import ALLOW_HOST, SERVE
 from .agentkernel_verbs import CREATE as NAMED
-from .agentkernel_verbs import SERVE
 from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .agents_verbs import ALIASES as AGENTS_ALIASES
 from .agents_verbs import VERBS as AGENTS
@@ -32,7 +32,8 @@ LIMITS = (
     Flag("lifetime", "SECONDS", "end it after so long", kind="number"),
     Flag("idle-timeout", "SECONDS", "end it after so long without use", kind="number"),
     Flag("profile", "NAME", "security profile: permissive, moderate, restrictive, custom"),
-    Flag("allowed-hosts", "CSV", "names it may reach; none for no host", kind="csv"),
+    ALLOW_HOST,
+    Flag("allowed-hosts", "CSV", "instead of its list: names it may reach; none for no host", kind="csv"),
     Flag("no-network", "", "only loopback inside"),
     Flag(
         "host-access",
@@ -130,10 +131,10 @@ OWN = (
     ),
     Verb(
         "sandbox poll", "sandbox:poll", "RUN_ID", "State and output of a background run.",
-        (Flag("follow", "", "wait for its end", short="f"),),
+        (Flag("follow", "", "show its output while it runs, and wait for its end", short="f"), RAW),
     ),
     Verb(
-        "sandbox allow-hosts", "network:allow_hosts", "[HOST...]",
+        "sandbox allow-hosts", "network:allow_hosts", "[SANDBOX] [HOST...]",
         "Show or change, at once, the hosts a sandbox may reach. Hosts alone replace the list; `none` is no host.",
         (
             SESSION, TENANT,
@@ -148,7 +149,7 @@ OWN = (
         ),
     ),
     Verb(
-        "sandbox expose", "network:expose", "[PORT]", "A URL for a port inside: HTTP and WebSockets.",
+        "sandbox expose", "network:expose", "[SANDBOX] [PORT]", "A URL for a port inside: HTTP and WebSockets.",
         (
             Flag("port", "PORT", "the same as PORT", kind="int"), SESSION, TENANT,
             Flag("host", "ADDRESS", "where the program inside listens (default: 127.0.0.1)"),
@@ -156,10 +157,10 @@ OWN = (
         ("curl $(atoll sandbox expose 8000 --session-id $ID | jq -r .url)",),
     ),
     Verb(
-        "sandbox unexpose", "network:unexpose", "[PORT]", "Take a port's URL away and cut what is open through it.",
+        "sandbox unexpose", "network:unexpose", "[SANDBOX] [PORT]", "Take a port's URL away and cut what is open through it.",
         (Flag("port", "PORT", "the same as PORT", kind="int"), SESSION, TENANT),
     ),
-    Verb("sandbox exposed", "network:exposed", "", "Ports that have a URL.", (SESSION, TENANT)),
+    Verb("sandbox exposed", "network:exposed", "[SANDBOX]", "Ports that have a URL.", (SESSION, TENANT)),
     Verb(
         "sandbox snapshot save", "workspaces:save", "ID NAME", "Keep the files of a sandbox, running or stopped.",
         (
@@ -227,6 +228,7 @@ OWN = (
             Flag("workdir", "PATH", "where it starts", short="w"),
             Flag("user", "USER", "as whom", short="u"),
             Flag("timeout", "SECONDS", "kill it after so long (exit 124)", kind="number"),
+            ALLOW_HOST,
             Flag("raw", "", "control characters unescaped even on a terminal"),
         ),
         ("atoll exec build make -j2", "atoll exec -it build bash", "tar c . | atoll exec -i build tar x"),
@@ -236,6 +238,7 @@ OWN = (
         "attach", "terminal:attach", "REF [CMD] [ARG...]", "A shell in a sandbox, on your terminal.",
         (
             ENV, Flag("workdir", "PATH", "where it starts", short="w"), Flag("user", "USER", "as whom", short="u"),
+            ALLOW_HOST,
             Flag("record", "[=PATH]", "keep the session as an asciicast; see `replay`", kind="optional"),
         ),
         passes=2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..surfaces.k8e import words
+from .output import write
 from .tables import age, clock, record, span, table
 
 TYPE_CHECKING = False
@@ -25,7 +27,11 @@ def show_sessions(found: Sequence[dict[str, Any]]) -> None:
         )
         for s in found
     ]
-    table(("ID", "NAME", "PHASE", "RUNTIME", "IMAGE", "AGE", "ENDS IN"), rows, "no sandboxes")
+    table(
+        ("ID", "NAME", "PHASE", "RUNTIME", "IMAGE", "AGE", "ENDS IN"),
+        rows,
+        "no sandboxes; make one: atoll sandbox create",
+    )
 
 
 def show_session(found: dict[str, Any]) -> None:
@@ -50,8 +56,27 @@ def show_events(found: Sequence[dict[str, Any]]) -> None:
         instant = event.get("at") or event.get("time")
         when = clock(instant) if isinstance(instant, (int, float)) else instant
         more = {key: value for key, value in event.items() if key not in _BARE and value not in (None, "")}
-        rows.append((when, event.get("sandbox_id"), event.get("kind"), more))
+        rows.append(
+            (when, words.session_id(event["sandbox_id"]) if event.get("sandbox_id") else None, event.get("kind"), more)
+        )
     table(("TIME", "SANDBOX", "EVENT", "DETAILS"), rows, "no events")
+
+
+def show_value(value: Any) -> None:
+    """Show any answer: its fields a line each, and each list of things as a table."""
+    if not isinstance(value, dict):
+        value = {"": value}
+    tables = {key: item for key, item in value.items() if isinstance(item, list) and item and isinstance(item[0], dict)}
+    fields = [(key, item) for key, item in value.items() if key not in tables and (key != "ok" or len(value) == 1)]
+    if any(item not in (None, "", [], {}) for _, item in fields):
+        record(
+            [(key, clock(item) if key.endswith("_at") and isinstance(item, float) else item) for key, item in fields]
+        )
+    elif not tables:
+        write(1, b"nothing\n")
+    for rows in tables.values():
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        table([column.upper() for column in columns], [[row.get(column) for column in columns] for row in rows], "")
 
 
 def _left(session: dict[str, Any]) -> str:

@@ -9,14 +9,15 @@ import os
 import time
 
 from atoll.cli.output import print_json, say, tell, write
+from atoll.cli.progress import create_watched
 from atoll.cli.sandbox import more_options
-from atoll.cli.session import create_options, open_link, reference
+from atoll.cli.session import create_options, open_link, reference, shown
 from atoll.client import calls
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, Unsupported
 
 from .policy import choose_image, create_fields
 from .project import find
-from .run import tell_waiting, template_project
+from .run import template_project
 from .words import called_agentkernel, duration, sandbox_name, table
 
 TYPE_CHECKING = False
@@ -32,7 +33,7 @@ SHOWN = {"running": "running", "paused": "paused", "stopped": "stopped", "creati
 
 
 def speaks_json(arguments: Arguments) -> bool:
-    grouped = arguments.verb.startswith("sandbox ") and not called_agentkernel()
+    grouped = arguments.verb.startswith("sandbox ") and not called_agentkernel() and not os.isatty(1)
     return bool(grouped or arguments.values.get("json"))
 
 
@@ -43,16 +44,12 @@ def create(arguments: Arguments) -> int:
         _refuse_unused(project)
     link = open_link(arguments)
     fields = _fields(arguments, project, name, link)
-    waiting = tell_waiting(fields["image"]) if os.isatty(2) else None
     try:
-        made = link.call(calls.create(fields))
+        made = create_watched(link, calls.create(fields))
     except AlreadyExists:
         if not arguments.branch:
             raise
         made = link.call(calls.info(name))
-    finally:
-        if waiting is not None:
-            waiting.cancel()
     answer = {**_row(made), "vcpus": _limit(made, "cpus"), "memory_mb": _limit(made, "memory_mb")}
     if speaks_json(arguments):
         print_json({"session_id": "sess-" + made["id"], **answer})
@@ -141,20 +138,34 @@ def _change(arguments: Arguments, verb: str, done: str) -> int:
 
 
 def remove(arguments: Arguments) -> int:
-    name = arguments.rest[0]
-    try:
-        open_link(arguments).call(calls.destroy(reference(name)))
-        removed = True
-    except NotFound:
-        removed = False
+    """Remove each of them. One that does not exist is an error unless --force, or the name agentkernel, says otherwise."""
+    link, found, missing = open_link(arguments), [], []
+    for name in arguments.rest:
+        try:
+            link.call(calls.destroy(reference(name)))
+            found.append(name)
+        except NotFound:
+            missing.append(name)
+        if not speaks_json(arguments):
+            gone = name in found
+            tell(f"Sandbox '{name}' removed" if gone else f"Sandbox '{name}' does not exist; nothing to remove")
+    lenient = bool(arguments.force) or called_agentkernel()
+    if missing and not lenient:
+        raise NotFound(
+            f"no sandbox {', '.join(map(repr, missing))}", hint="--force takes one that does not exist as removed"
+        )
     if speaks_json(arguments):
-        print_json({"ok": True, "name": name, "removed": removed})
-    else:
-        tell(f"Sandbox '{name}' removed" if removed else f"Sandbox '{name}' does not exist; nothing to remove")
+        one = {"name": arguments.rest[0], "removed": bool(found)} if len(arguments.rest) == 1 else {}
+        print_json({"ok": True, **one, "removed_names": found, "missing": missing})
     return 0
 
 
 def list_all(arguments: Arguments) -> int:
+    """agentkernel's list; under every other name it is the one list of `sandbox list`."""
+    if not called_agentkernel():
+        from atoll.cli.sandbox import list_sandboxes
+
+        return list_sandboxes(arguments)
     found = open_link(arguments).call(calls.list_sandboxes("active"))["sandboxes"]
     if arguments.values.get("project"):
         found = [item for item in found if (item.get("labels") or {}).get("project") == os.getcwd()]
@@ -177,7 +188,7 @@ def info(arguments: Arguments) -> int:
     hosts = wire.get("hosts")
     lines = {
         "Name": wire.get("name") or wire["id"],
-        "Id": wire["id"],
+        "Id": shown(wire["id"], wire.get("parent_id"), wire.get("labels")),
         "Status": SHOWN.get(wire["state"], wire["state"]),
         "Backend": wire["runtime"],
         "Image": wire["image"],

@@ -71,6 +71,7 @@ def create_fields(arguments: Arguments, project: Project | None, link: Link) -> 
         "mounts": _mounts(policy) or None,
         "limits": _limits(arguments, policy, project, link),
         "hosts": _hosts(arguments, policy, project, link),
+        "more_hosts": arguments.values.get("allow_host") or None,
     }
     if policy.profile == "permissive" and policy.mode is None and fields["hosts"] is None:
         fields["mode"] = NATIVE

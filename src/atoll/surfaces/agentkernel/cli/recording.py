@@ -58,7 +58,11 @@ def recording_path(given: str, name: str) -> str:
 
         from .words import called_agentkernel
 
-        home = os.path.join(os.path.expanduser("~"), ".agentkernel") if called_agentkernel() else home_directory()
+        home = (
+            os.path.join(os.path.expanduser("~"), ".agentkernel")
+            if called_agentkernel() and not os.environ.get("ATOLL_HOME")
+            else home_directory()
+        )
         given = os.path.join(home, "recordings")
         os.makedirs(given, mode=0o700, exist_ok=True)
     return os.path.join(given, own) if os.path.isdir(given) else given

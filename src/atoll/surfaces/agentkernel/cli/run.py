@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-from atoll.cli.execute import beside, exit_code, feed_stdin
-from atoll.cli.output import OWN_FAILURE, safe_bytes, say, write
+from atoll.cli.execute import Interrupts, beside, exit_code, feed_stdin
+from atoll.cli.output import OWN_FAILURE, program_name, safe_bytes, say, write
+from atoll.cli.progress import Shown
 from atoll.cli.session import open_link
 from atoll.client.calls import Call, milliseconds, new_command_id
 from atoll.client.codec import dumps
@@ -18,7 +19,6 @@ from .words import called_agentkernel, duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from threading import Timer
     from typing import Any
 
     from atoll.cli.grammar import Arguments
@@ -46,13 +46,14 @@ def run(arguments: Arguments) -> int:
     request = _request(arguments, project, argv, link)
     call = Call("POST", "/v1/run", dumps(request).encode("ascii"), _HEADERS, timeout=None)
     call.command_id = request["command"]["id"]
-    waiting = tell_waiting(request["sandbox"]["image"]) if os.isatty(2) else None
+    shown = Shown()
+    interrupts = Interrupts(link, str(call.command_id))
     try:
         mounted = bool(request["sandbox"].get("mounts"))
-        return _follow(link, call, arguments, argv, waiting, published, mounted=mounted)
+        return _follow(link, call, arguments, argv, shown, published, mounted=mounted, interrupts=interrupts)
     finally:
-        if waiting is not None:
-            waiting.cancel()
+        interrupts.end()
+        shown.close()
 
 
 def template_project(arguments: Arguments) -> Project | None:
@@ -90,17 +91,6 @@ def _has_input() -> bool:
         return False
 
 
-def tell_waiting(image: str) -> Timer:
-    """Say what takes so long when a person waits: an image is fetched or built at its first use."""
-    from threading import Timer
-
-    text = f"atoll: getting the sandbox ready; the first use of the image {image} can take some minutes"
-    timer = Timer(4.0, say, (text,))
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 def _publish(arguments: Arguments, project: Project | None, link: Link) -> Published | None:
     """The flags', and the ports of a file that a person named."""
     ports = [*(project.ports if project is not None else ()), *arguments.publish]
@@ -116,25 +106,29 @@ def _follow(
     call: Call,
     arguments: Arguments,
     argv: list[str],
-    waiting: Timer | None,
+    shown: Shown,
     published: Published | None,
     mounted: bool,
+    interrupts: Interrupts,
 ) -> int:
     sandbox: dict[str, Any] = {}
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
     exchange = link.open(call)
     exchange.raise_for_status()
     for value in exchange.frames():
+        if isinstance(value, Started):
+            interrupts.begin(sandbox["id"])
         if isinstance(value, Output):
             descriptor = 1 if value.stream == "stdout" else 2
             write(descriptor, safe_bytes(value.data) if escaped[descriptor - 1] else value.data)
+        elif isinstance(value, Event) and "progress" in value.data:
+            shown.show(value.data["progress"])
         elif isinstance(value, Event):
+            shown.close()
             sandbox = value.data.get("sandbox") or sandbox
             if published is not None and sandbox:
                 published.open(sandbox["id"])
                 published = None
-            if waiting is not None:
-                waiting.cancel()
             if unheld := sandbox.get("unheld"):
                 from atoll.cli.unheld import note_unheld
 
@@ -148,7 +142,7 @@ def _follow(
             if value.get("blocked"):
                 from atoll.cli.network import note_blocked
 
-                note_blocked(value, str(sandbox.get("id", "")), "atoll run --allowed-hosts {name} ...")
+                note_blocked(value, str(sandbox.get("id", "")), f"{program_name()} run --allow-host {{name}} ...")
             return _status(value, argv, sandbox, mounted)
     return OWN_FAILURE
 

@@ -43,7 +43,7 @@ BUILT_IN: dict[str, tuple[str, float, int, str, str | None]] = {
 
 
 def directory() -> str:
-    if called_agentkernel():
+    if called_agentkernel() and not os.environ.get("ATOLL_HOME"):
         return os.path.join(os.path.expanduser("~"), ".local/share/agentkernel/templates")
     return os.path.join(home_directory(), "templates")
 

@@ -1,0 +1,53 @@
+"""How far an image is, on stderr, while a sandbox is made from it: a bar at a terminal, a line every few seconds else."""
+
+from __future__ import annotations
+
+from ..client.http import FRAMES
+from ..client.results import Event
+from ..errors import OutcomeUnknown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..client._sync.driver import Link
+    from ..client.calls import Call
+
+
+class Shown:
+    """Progress as it is shown; nothing is imported or printed until there is some."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def show(self, fields: dict[str, Any]) -> None:
+        from ..images.progress import Progress, TerminalBar
+
+        if self._bar is None:
+            self._bar = TerminalBar()
+        self._bar(Progress(**fields))
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def create_watched(link: Link, call: Call) -> dict[str, Any]:
+    """Make a sandbox and show how far its image is meanwhile; return the sandbox."""
+    call.headers = (*call.headers, ("Accept", FRAMES))
+    call.timeout = None
+    shown = Shown()
+    try:
+        exchange = link.open(call)
+        exchange.raise_for_status()
+        if exchange.head.status == 201:  # a daemon of a version that does not tell
+            made: dict[str, Any] = exchange.json()
+            return made
+        for value in exchange.frames():
+            if isinstance(value, Event) and "progress" in value.data:
+                shown.show(value.data["progress"])
+            elif isinstance(value, dict):
+                return value
+    finally:
+        shown.close()
+    raise OutcomeUnknown("the daemon ended the stream before the sandbox was there")
