@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use crate::warm::Wish;
-use crate::{filter, sys};
+use crate::{filter, hosts, sys};
 
 pub const MAX_BOOT: usize = 1024 * 1024;
 
@@ -165,6 +165,7 @@ pub fn apply(boot: &Boot) -> Result<(), String> {
     if let Some(name) = &boot.hostname {
         set_hostname(name);
     }
+    hosts::name_self();
     match &boot.filter {
         Some(program) => filter::install(program.clone()).map_err(|e| format!("filter of system calls: {e}")),
         None => Ok(()),

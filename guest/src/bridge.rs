@@ -10,6 +10,7 @@ use rmpv::Value;
 
 use crate::op::{OpError, OpFn, OpIo, Req};
 use crate::sys;
+use crate::users::User;
 use crate::wire::{self, Kind, MAX_DATA};
 
 /// Most bytes an operation may have queued towards the host.
@@ -86,16 +87,49 @@ pub struct Running {
     bells: Arc<Bells>,
 }
 
+/// Makes this thread, and no other, touch files as `user`; the thread ends with its operation. Only the effective ids
+/// change: for the real and saved ones, by which processes are signalled and traced, it stays the agent's. Bare system
+/// calls, because the C library would change every thread.
+fn act_as(user: &User) -> Result<(), OpError> {
+    let keep = u32::MAX;
+    unsafe {
+        if (libc::geteuid(), libc::getegid()) == (user.uid, user.gid) && user.uid == 0 {
+            return Ok(());
+        }
+        let groups = &user.groups;
+        sys::check(libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) as i32)?;
+        sys::check(libc::syscall(libc::SYS_setresgid, keep, user.gid, keep) as i32)?;
+        sys::check(libc::syscall(libc::SYS_setresuid, keep, user.uid, keep) as i32)?;
+        let ids = (libc::syscall(libc::SYS_geteuid) as u32, libc::syscall(libc::SYS_getegid) as u32);
+        if ids != (user.uid, user.gid) {
+            return Err(OpError::from_errno(libc::EPERM));
+        }
+    }
+    Ok(())
+}
+
 impl Running {
-    /// Runs `op` on a thread. Its RESULT is collected by `finished`.
-    pub fn start(stream: u32, op: OpFn, req: Req, bells: &Arc<Bells>) -> Result<Arc<Self>, OpError> {
+    /// Runs `op` on a thread, as `user` if there is one. Its RESULT is collected by `finished`.
+    pub fn start(
+        stream: u32,
+        op: OpFn,
+        req: Req,
+        user: Option<User>,
+        bells: &Arc<Bells>,
+    ) -> Result<Arc<Self>, OpError> {
         if bells.running.load(Ordering::Relaxed) >= MOST_RUNNING {
             return Err(OpError::new("exhausted", "too many file operations at once"));
         }
         let running = Arc::new(Self { stream, state: Mutex::default(), changed: Condvar::new(), bells: bells.clone() });
         let mut side = ThreadSide { running: running.clone() };
         let body = move || {
-            let result = catch_unwind(AssertUnwindSafe(|| op(&req, &mut side)))
+            let work = |side: &mut ThreadSide| {
+                if let Some(user) = &user {
+                    act_as(user)?;
+                }
+                op(&req, side)
+            };
+            let result = catch_unwind(AssertUnwindSafe(|| work(&mut side)))
                 .unwrap_or_else(|_| Err(OpError::new("internal", "the operation failed inside the agent")));
             side.running.bells.running.fetch_sub(1, Ordering::Relaxed);
             side.running.lock().result = Some(result);

@@ -22,6 +22,9 @@ const PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/b
 const RING_ATTACHED: u64 = 2 * 1024 * 1024;
 const RING_DETACHED: u64 = 1024 * 1024;
 const RING_MOST: u64 = 16 * 1024 * 1024;
+/// The longest argument the kernel takes, with its NUL.
+const MOST_ARGUMENT: usize = 128 * 1024;
+const PIECE: usize = 96 * 1024;
 
 pub type Env = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -33,6 +36,8 @@ pub struct Plan {
     pub cwd: OwnedFd,
     pub pty: Option<Size>,
     pub stdin: bool,
+    /// stderr goes where stdout goes.
+    pub merge: bool,
     pub detach: bool,
     pub ring: usize,
     pub timeout: Option<Duration>,
@@ -115,6 +120,7 @@ impl Launcher {
             cwd,
             pty,
             stdin,
+            merge: req.opt_bool("merge_stderr", false)?,
             detach,
             ring: ring.clamp(4096, RING_MOST) as usize,
             timeout,
@@ -208,6 +214,11 @@ impl Launcher {
         Ok(())
     }
 
+    /// A user of the sandbox by name or number.
+    pub fn resolve(&mut self, spec: &str) -> Result<User, OpError> {
+        self.accounts().resolve(spec)
+    }
+
     fn accounts(&mut self) -> &Accounts {
         let stamp = ["/etc/passwd", "/etc/group"].map(|path| {
             let meta = std::fs::metadata(path).ok()?;
@@ -244,13 +255,29 @@ fn command(req: &Req) -> Result<(Vec<Vec<u8>>, &'static [u8]), OpError> {
     let shell: &[u8] = if bash { b"/bin/bash" } else { b"/bin/sh" };
     let argv = match (req.has("argv"), req.opt_bytes("shell")?) {
         (true, None) => req.bytes_list("argv")?,
-        (false, Some(text)) => vec![shell.to_vec(), b"-c".to_vec(), text.to_vec()],
+        (false, Some(text)) => shell_line(shell, text),
         _ => return Err(OpError::invalid("exactly one of `argv` and `shell` is needed")),
     };
     match argv.first() {
         Some(program) if !program.is_empty() => Ok((argv, shell)),
         _ => Err(OpError::invalid("`argv` names no program")),
     }
+}
+
+/// The arguments of a shell that runs `line`. Linux takes no argument of 128 KiB: a longer line goes in pieces, which the
+/// shell puts together and evaluates with no arguments left.
+fn shell_line(shell: &[u8], line: &[u8]) -> Vec<Vec<u8>> {
+    let mut argv = vec![shell.to_vec(), b"-c".to_vec()];
+    if line.len() < MOST_ARGUMENT {
+        argv.push(line.to_vec());
+        return argv;
+    }
+    let pieces: Vec<&[u8]> = line.chunks(PIECE).collect();
+    let joined: String = (1..=pieces.len()).map(|n| format!("${{{n}}}")).collect();
+    argv.push(format!("eval \"set --;{joined}\"").into_bytes());
+    argv.push(shell.to_vec());
+    argv.extend(pieces.iter().map(|piece| piece.to_vec()));
+    argv
 }
 
 /// Where to look for the program, in order.
@@ -341,7 +368,9 @@ pub fn start_error(report: Report, programs: &[CString], name: &[u8]) -> OpError
             let why = if exists { "exists, but the interpreter or loader it needs does not" } else { "not found" };
             ("program_not_found", format!("{name}: {why}"))
         }
-        (Stage::Exec, libc::E2BIG) => ("invalid_argument", "arguments and environment are too long".into()),
+        (Stage::Exec, libc::E2BIG) => {
+            ("invalid_argument", "arguments and environment are too long: 2 MiB together, 128 KiB each".into())
+        }
         (Stage::Exec, libc::ENOMEM | libc::EAGAIN | libc::EMFILE | libc::ENFILE) => {
             ("exhausted", format!("{name}: {text}"))
         }

@@ -7,6 +7,7 @@ pub mod bridge;
 pub mod filter;
 pub mod forward;
 pub mod fs;
+pub mod hosts;
 pub mod launch;
 pub mod link;
 pub mod op;

@@ -54,6 +54,8 @@ pub struct Proc {
     pub pid: i32,
     /// The same, already known while it is about to exec.
     pub born: i32,
+    /// The session it was started in: its shim's, or on a terminal its own.
+    pub session: i32,
     pub outs: [Out; 2],
     pub stdin: Option<Stdin>,
     pub pty: bool,
@@ -196,7 +198,7 @@ impl Proc {
         ])
     }
 
-    /// Living processes of the tree. The session of the main process counts too: where the kernel has no subreapers it
+    /// Living processes of the tree. The session it was started in counts too: where the kernel has no subreapers it
     /// is all that ties an orphan to its tree.
     pub fn tree(&self) -> Vec<i32> {
         let mut roots = Vec::new();
@@ -208,7 +210,7 @@ impl Proc {
             return Vec::new();
         }
         let table = proctree::scan();
-        let session = (self.pid > 0).then_some(self.pid);
+        let session = (self.session > 0).then_some(self.session);
         let mut pids: Vec<i32> =
             proctree::below(&table, &roots, session).iter().filter(|e| !e.is_dead()).map(|e| e.pid).collect();
         if alive && !pids.contains(&self.pid) && table.iter().any(|e| e.pid == self.pid && !e.is_dead()) {

@@ -11,6 +11,7 @@ use crate::op::{map, text_or_bin};
 pub struct Entry {
     pub pid: i32,
     pub ppid: i32,
+    pub group: i32,
     pub session: i32,
     pub state: u8,
     pub comm: Vec<u8>,
@@ -49,6 +50,7 @@ fn parse_stat(raw: &[u8]) -> Option<Entry> {
     Some(Entry {
         pid,
         ppid: number(1)? as i32,
+        group: number(2)? as i32,
         session: number(3)? as i32,
         state: *fields.first()?.as_bytes().first()?,
         comm,
@@ -122,14 +124,16 @@ mod tests {
     #[test]
     fn a_hostile_name_does_not_confuse_the_parser() {
         let entry = parse_stat(b"12 (a) R 1 (x) S 5 12 9 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 100 1000 7 99").unwrap();
-        assert_eq!((entry.pid, entry.ppid, entry.session, entry.state, entry.rss_pages), (12, 5, 9, b'S', 7));
+        assert_eq!((entry.pid, entry.ppid, entry.group, entry.session), (12, 5, 12, 9));
+        assert_eq!((entry.state, entry.rss_pages), (b'S', 7));
         assert_eq!(entry.comm, b"a) R 1 (x");
         assert!(parse_stat(b"").is_none() && parse_stat(b"1 (x").is_none() && parse_stat(b"1 )x(").is_none());
     }
 
     #[test]
     fn cycles_and_sessions_are_walked_once() {
-        let entry = |pid, ppid, session| Entry { pid, ppid, session, state: b'S', comm: vec![], rss_pages: 0 };
+        let entry =
+            |pid, ppid, session| Entry { pid, ppid, group: pid, session, state: b'S', comm: vec![], rss_pages: 0 };
         let table = [entry(2, 1, 2), entry(3, 2, 3), entry(4, 5, 9), entry(5, 4, 9), entry(6, 1, 3)];
         let pids = |found: Vec<&Entry>| {
             let mut p: Vec<i32> = found.iter().map(|e| e.pid).collect();

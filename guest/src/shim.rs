@@ -5,6 +5,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::spec::{self, Spec, SpecFds};
 use crate::sys;
@@ -73,6 +74,11 @@ impl Stage {
 
 pub const REPORT_BYTES: usize = 40;
 const STACK: usize = 64 * 1024;
+/// What gVisor calls the signal that killed a child which has only stopped.
+const GVISOR_STOPPED: i32 = 0x7f;
+/// Whether orphans come to this shim. Where the kernel has no subreapers they live on unseen in the session of the shim,
+/// which then cannot serve another command.
+static ADOPTS: AtomicBool = AtomicBool::new(false);
 
 /// Forks a shim that waits for its spec.
 pub fn spare() -> io::Result<Shim> {
@@ -195,7 +201,7 @@ fn fork_shim_keeping(keep: &[RawFd], body: impl FnOnce(RawFd)) -> io::Result<Shi
     sys::close_all_but(&keep);
     unsafe {
         libc::prctl(libc::PR_SET_NAME, c"atoll-shim".as_ptr(), 0, 0, 0);
-        libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        ADOPTS.store(libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, Ordering::Relaxed);
         // A session of its own: signals to the agent's process group are not for shims.
         libc::setsid();
     }
@@ -258,7 +264,7 @@ fn run(control: RawFd, spec: &Spec, fds: SpecFds) -> bool {
         return false;
     }
     report(control, [1, main as u64, 0, 0, 0]);
-    let empty = watch(control, main);
+    let empty = watch(control, main) && ADOPTS.load(Ordering::Relaxed);
     if empty {
         report(control, [6, 0, 0, 0, 0]);
     }
@@ -270,14 +276,15 @@ fn watch(control: RawFd, main: i32) -> bool {
     let mut told = false;
     loop {
         match next_death() {
-            Ok((pid, status, usage)) if pid == main => {
+            Ok(Change::Stopped { pid, signal }) => sys::untrace(pid, signal),
+            Ok(Change::Died { pid, status, usage }) if pid == main => {
                 let micros = |t: libc::timeval| t.tv_sec as u64 * 1_000_000 + t.tv_usec as u64;
                 let (user, sys) = (micros(usage.ru_utime), micros(usage.ru_stime));
                 report(control, [3, status as u64, user, sys, usage.ru_maxrss as u64]);
                 unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
                 told = true;
             }
-            Ok((pid, _, _)) => unsafe {
+            Ok(Change::Died { pid, .. }) => unsafe {
                 libc::waitpid(pid, std::ptr::null_mut(), 0);
             },
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
@@ -286,9 +293,24 @@ fn watch(control: RawFd, main: i32) -> bool {
     }
 }
 
+/// What a child did that its parent is told of.
+enum Change {
+    Died {
+        pid: i32,
+        status: i32,
+        usage: libc::rusage,
+    },
+    /// It asked to be traced by its parent and came to a signal.
+    Stopped {
+        pid: i32,
+        signal: i32,
+    },
+}
+
 /// Waits for a child to die and leaves it to be reaped: were the shim killed in between, the agent can still see how it
-/// ended. By the bare system call, which also tells the resources used.
-fn next_death() -> io::Result<(i32, i32, libc::rusage)> {
+/// ended. By the bare system call, which also tells the resources used. The kernel reports the stop of a traced child
+/// too, although only deaths are asked for.
+fn next_death() -> io::Result<Change> {
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
     let flags = libc::WEXITED | libc::WNOWAIT;
@@ -298,9 +320,22 @@ fn next_death() -> io::Result<(i32, i32, libc::rusage)> {
     let status = match info.si_code {
         libc::CLD_EXITED => (detail & 0xff) << 8,
         libc::CLD_DUMPED => detail | 0x80,
-        _ => detail,
+        libc::CLD_KILLED if detail != GVISOR_STOPPED => detail,
+        _ => return Ok(stop_of(pid)),
     };
-    Ok((pid, status, usage))
+    Ok(Change::Died { pid, status, usage })
+}
+
+/// At which signal a traced child has stopped. It may have been killed since, and is reaped then.
+fn stop_of(pid: i32) -> Change {
+    let mut status = 0;
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    let got = unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG | libc::__WALL, &raw mut usage) };
+    match got == pid {
+        true if libc::WIFSTOPPED(status) => Change::Stopped { pid, signal: libc::WSTOPSIG(status) },
+        true => Change::Died { pid, status, usage },
+        false => Change::Stopped { pid, signal: 0 },
+    }
 }
 
 fn report(control: RawFd, words: [u64; 5]) {
@@ -316,7 +351,13 @@ fn become_process(birth: &Birth) -> (Stage, i32) {
     let (spec, fds) = (birth.spec, birth.fds);
     let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     unsafe {
-        libc::setsid();
+        if spec.pty {
+            libc::setsid(); // only the leader of a session can take a terminal
+        } else {
+            // A group of its own in the session of its shim. With a parent of the same session its group is not an
+            // orphaned one: gVisor ends an orphaned group by SIGHUP as soon as one member is stopped and another exits.
+            libc::setpgid(0, 0);
+        }
         for (target, fd) in fds.iter().take(3).enumerate() {
             if libc::dup2(fd.as_raw_fd(), target as i32) < 0 {
                 return (Stage::Stdio, errno());
@@ -384,10 +425,16 @@ fn exec_program(birth: &Birth) -> i32 {
     for program in &birth.spec.programs {
         unsafe { libc::execve(program.as_ptr(), birth.argv.as_ptr(), birth.env.as_ptr()) };
         match io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOENT) {
+            // So says gVisor of arguments that are too long, not only of names.
+            libc::ENAMETOOLONG if is_short(program.to_bytes()) => return libc::E2BIG,
             libc::ENOENT | libc::ENOTDIR | libc::ELOOP | libc::ENAMETOOLONG => {}
             libc::EACCES => worst = libc::EACCES,
             other => return other,
         }
     }
     worst
+}
+
+fn is_short(path: &[u8]) -> bool {
+    path.len() < 4096 && path.split(|b| *b == b'/').all(|part| part.len() < 256)
 }

@@ -133,6 +133,17 @@ pub fn kill(pid: i32, signal: i32) -> Result<()> {
     check(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
+/// Lets a child go on that asked to be traced by its parent (PTRACE_TRACEME) and has stopped at `signal`, as if nobody
+/// traced it. SIGTRAP is not delivered: for a traced process it tells of an exec. A child that cannot be let go is killed,
+/// so that nobody waits for it in vain.
+pub fn untrace(pid: i32, signal: i32) {
+    let deliver = if signal == libc::SIGTRAP { 0 } else { libc::c_long::from(signal) };
+    let none = std::ptr::null_mut::<libc::c_void>();
+    if unsafe { libc::ptrace(libc::PTRACE_DETACH, pid, none, deliver) } < 0 {
+        let _ = kill(pid, libc::SIGKILL);
+    }
+}
+
 /// Puts every signal to its default, so that no child inherits an ignored one. By the bare system call: the C library
 /// hides two signals that whoever started us may have left ignored.
 pub fn default_signals() {

@@ -23,6 +23,10 @@ pub struct Accounts {
     group: Vec<u8>,
 }
 
+fn unknown(what: &str, name: &str) -> OpError {
+    OpError::new("user_not_found", format!("no {what} `{name}` in the sandbox"))
+}
+
 impl Accounts {
     pub fn load() -> Self {
         Self { passwd: read_small("/etc/passwd"), group: read_small("/etc/group") }
@@ -40,14 +44,12 @@ impl Accounts {
         };
         let mut found = match parse_id(user)? {
             Some(uid) => self.by_uid(uid).unwrap_or_else(|| User::bare(uid)),
-            None => self.by_name(user).ok_or_else(|| OpError::invalid(format!("no user `{user}` in the sandbox")))?,
+            None => self.by_name(user).ok_or_else(|| unknown("user", user))?,
         };
         if let Some(group) = group {
             found.gid = match parse_id(group)? {
                 Some(gid) => gid,
-                None => {
-                    self.gid_of(group).ok_or_else(|| OpError::invalid(format!("no group `{group}` in the sandbox")))?
-                }
+                None => self.gid_of(group).ok_or_else(|| unknown("group", group))?,
             };
         }
         if found.uid > MOST_ID || found.gid > MOST_ID {

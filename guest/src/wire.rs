@@ -10,6 +10,8 @@ pub const HEAD: usize = 9;
 pub const MAX_DATA: usize = 256 * 1024;
 /// Most bytes of any other payload.
 pub const MAX_CONTROL: usize = 1024 * 1024;
+/// Longest payload of a REQUEST: arguments and environment may have 2 MiB, as Linux allows.
+pub const MAX_REQUEST: usize = 4 * 1024 * 1024;
 /// A peer that has not said its HELLO yet gets no more than this.
 pub const MAX_HELLO: usize = 4096;
 /// 32 levels: rmpv counts two for each, and three for the leaf.
@@ -60,6 +62,7 @@ impl Kind {
         match self {
             Self::Data => 1 + MAX_DATA,
             Self::Ping | Self::Pong => MAX_PING,
+            Self::Request => MAX_REQUEST,
             _ => MAX_CONTROL,
         }
     }
@@ -153,7 +156,7 @@ impl Decoder {
 
     fn pending_len(&self) -> Option<usize> {
         let (length, _, _) = self.head()?;
-        Some(HEAD + length.min(MAX_CONTROL))
+        Some(HEAD + length.min(MAX_REQUEST))
     }
 
     fn head(&self) -> Option<(usize, u32, u8)> {

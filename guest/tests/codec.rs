@@ -1,7 +1,7 @@
 //! Properties of the frame codec: whatever comes in, in whatever pieces, it neither panics nor grows nor lies.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use atoll_guest::wire::{self, Decoder, Kind, HEAD, MAX_CONTROL, MAX_DATA};
+use atoll_guest::wire::{self, Decoder, Kind, HEAD, MAX_CONTROL, MAX_DATA, MAX_REQUEST};
 use proptest::prelude::*;
 
 const KINDS: &[Kind] = &[Kind::Request, Kind::Result, Kind::Event, Kind::Data, Kind::Eof, Kind::Credit, Kind::Cancel];
@@ -21,7 +21,7 @@ fn feed(decoder: &mut Decoder, mut bytes: &[u8], most: usize, mut each: impl FnM
                 Err(_) => return false,
             }
         }
-        assert!(decoder.pending() <= HEAD + MAX_CONTROL);
+        assert!(decoder.pending() <= HEAD + MAX_REQUEST);
     }
     true
 }
@@ -46,7 +46,12 @@ proptest! {
     #[test]
     fn noise(bytes in prop::collection::vec(any::<u8>(), 0..4000), most in 1usize..600) {
         feed(&mut Decoder::default(), &bytes, most, |_, kind, payload| {
-            assert!(payload.len() <= if kind == Kind::Data { MAX_DATA + 1 } else { MAX_CONTROL });
+            let most = match kind {
+                Kind::Data => MAX_DATA + 1,
+                Kind::Request => MAX_REQUEST,
+                _ => MAX_CONTROL,
+            };
+            assert!(payload.len() <= most);
         });
         let _ = wire::decode_map(&bytes);
     }
@@ -65,7 +70,7 @@ proptest! {
 /// A payload at the limit passes, one byte more does not; nesting of 32 passes, far more does not.
 #[test]
 fn limits() {
-    for (kind, size) in [(Kind::Data, MAX_DATA + 1), (Kind::Request, MAX_CONTROL)] {
+    for (kind, size) in [(Kind::Data, MAX_DATA + 1), (Kind::Request, MAX_REQUEST), (Kind::Event, MAX_CONTROL)] {
         let mut count = 0;
         assert!(feed(&mut Decoder::default(), &wire::raw(1, kind, &vec![7; size]), usize::MAX, |_, _, _| count += 1));
         assert_eq!(count, 1);

@@ -110,6 +110,7 @@ impl Agent {
         }
         if let Some(name) = hostname.as_deref().and_then(|n| std::str::from_utf8(n).ok()) {
             crate::boot::set_hostname(name);
+            crate::hosts::name_self();
         }
         Ok(Some(map([])))
     }

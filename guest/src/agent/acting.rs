@@ -1,6 +1,6 @@
 //! Operations that act on processes: signals, killing, stdin, terminal size, forgetting.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rmpv::Value;
 
@@ -29,10 +29,14 @@ impl Agent {
             "process" => vec![proc.pid],
             "tree" => proc.tree(),
             "session" => {
-                let session = proc.pid;
-                proctree::scan().iter().filter(|e| e.session == session && !e.is_dead()).map(|e| e.pid).collect()
+                let (session, shim) = (proc.session, proc.shim);
+                let member = |e: &&proctree::Entry| e.session == session && e.pid != shim && !e.is_dead();
+                proctree::scan().iter().filter(member).map(|e| e.pid).collect()
             }
-            "foreground" => vec![foreground(proc).filter(|pgid| *pgid > 1).map_or(proc.pid, |pgid| -pgid)],
+            "foreground" => match foreground_target(proc, signal)? {
+                Some(pid) => vec![pid],
+                None => return Ok(Some(map([]))),
+            },
             _ => return Err(OpError::invalid("`group` must be process, session, tree or foreground")),
         };
         let mut reached = false;
@@ -144,6 +148,47 @@ impl Agent {
         }
         map([("killed", killed.into())])
     }
+}
+
+/// Whom a signal to the foreground goes to; `None` when the terminal itself has sent it.
+///
+/// gVisor does not tell the foreground group to the owner of the terminal. There the terminal is made to send the signals
+/// that have a key, and others reach the foreground only where all processes of the session are in one group.
+fn foreground_target(proc: &Proc, signal: i32) -> Result<Option<i32>, OpError> {
+    if let Some(pgid) = foreground(proc).filter(|pgid| *pgid > 1) {
+        return Ok(Some(-pgid));
+    }
+    let [out, _] = &proc.outs;
+    let Some(master) = out.fd.as_ref().filter(|_| proc.pty) else { return Ok(Some(proc.pid)) };
+    if let Some(key) = signal_key(master, signal) {
+        return match sys::write(master.as_raw_fd(), &[key]) {
+            Ok(_) => Ok(None),
+            Err(e) if sys::would_block(&e) => Err(OpError::new("busy", "the terminal takes no input at the moment")),
+            Err(e) => Err(OpError::from(e).at("terminal")),
+        };
+    }
+    let table = proctree::scan();
+    let mut groups = table.iter().filter(|e| e.session == proc.session && !e.is_dead()).map(|e| e.group);
+    let first = groups.next().ok_or_else(|| OpError::new("not_found", "the process has ended"))?;
+    if groups.all(|group| group == first) {
+        return Ok(Some(-first));
+    }
+    let why = "this kernel does not tell which processes are in the foreground: signal the process, session or tree";
+    Err(OpError::new("unsupported", why))
+}
+
+/// The key that makes a terminal in its present mode send `signal` to its foreground.
+fn signal_key(master: &OwnedFd, signal: i32) -> Option<u8> {
+    let place = match signal {
+        libc::SIGINT => libc::VINTR,
+        libc::SIGQUIT => libc::VQUIT,
+        libc::SIGTSTP => libc::VSUSP,
+        _ => return None,
+    };
+    let mut mode: libc::termios = unsafe { std::mem::zeroed() };
+    sys::check(unsafe { libc::tcgetattr(master.as_raw_fd(), &raw mut mode) }).ok()?;
+    let key = mode.c_cc.get(place).copied().filter(|key| *key != 0)?;
+    (mode.c_lflag & libc::ISIG != 0).then_some(key)
 }
 
 /// The foreground process group of the terminal of a process.

@@ -56,7 +56,11 @@ impl Agent {
             }
             name => {
                 let op = crate::fs::lookup(name).ok_or_else(|| OpError::new("unsupported", "no such operation"))?;
-                let running = Running::start(stream, op, req.clone(), &self.bells)?;
+                let user = match req.opt_str("user")? {
+                    Some(spec) => Some(self.launcher.resolve(spec)?),
+                    None => None,
+                };
+                let running = Running::start(stream, op, req.clone(), user, &self.bells)?;
                 self.streams.insert(stream, Stream::Op { running, credit: 0, in_credit: 0 });
                 Ok(None)
             }
@@ -125,6 +129,9 @@ impl Agent {
         self.forget_start(key);
         let Some(proc) = self.procs.get_mut(&key) else { return };
         proc.pid = pid;
+        if proc.pty {
+            proc.session = pid;
+        }
         proc.programs = Vec::new();
         let (detached, stdin) = (proc.detached, proc.writer.is_some());
         if let Some(when) = proc.timeout.and_then(|t| proc.started.checked_add(t)) {
@@ -257,7 +264,7 @@ fn start(
 ) -> Result<(Proc, i32, bool), OpError> {
     let (begun, by_node) = match node.and_then(|node| node.give(&plan)) {
         Some(begun) => (begun, true),
-        None => (begin(&plan.spec, plan.cwd, (plan.pty, plan.stdin, plan.ring), warm, spare)?, false),
+        None => (begin(&plan.spec, plan.cwd, (plan.pty, plan.stdin, plan.merge, plan.ring), warm, spare)?, false),
     };
     let Begun { shim, main: born, outs, stdin } = begun;
     let started_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
@@ -271,6 +278,7 @@ fn start(
         control_bytes: Vec::new(),
         pid: 0,
         born,
+        session: if plan.pty.is_some() { 0 } else { shim.pid },
         outs,
         stdin,
         pty: plan.pty.is_some(),
@@ -298,7 +306,7 @@ fn start(
 fn begin(
     spec: &Spec,
     cwd: OwnedFd,
-    (pty, with_stdin, ring): (Option<launch::Size>, bool, usize),
+    (pty, with_stdin, merge, ring): (Option<launch::Size>, bool, bool, usize),
     warm: Option<Spare>,
     spare: impl FnOnce() -> Option<shim::Shim>,
 ) -> Result<Begun, OpError> {
@@ -311,7 +319,6 @@ fn begin(
         ([copy()?, copy()?, copy()?, cwd], [Out::new(Some(master), ring), Out::new(None, 4096)])
     } else {
         let (out_read, out_write) = sys::pipe().map_err(exhausted)?;
-        let (err_read, err_write) = sys::pipe().map_err(exhausted)?;
         let input = if with_stdin {
             let (read, write) = sys::pipe().map_err(exhausted)?;
             sys::set_nonblocking(write.as_raw_fd()).map_err(exhausted)?;
@@ -321,8 +328,14 @@ fn begin(
             sys::open(c"/dev/null", libc::O_RDONLY).map_err(exhausted)?
         };
         sys::set_nonblocking(out_read.as_raw_fd()).map_err(exhausted)?;
-        sys::set_nonblocking(err_read.as_raw_fd()).map_err(exhausted)?;
-        let outs = [Out::new(Some(out_read), ring), Out::new(Some(err_read), ring)];
+        let (err, err_write) = if merge {
+            (Out::new(None, 4096), sys::dup(out_write.as_raw_fd()).map_err(exhausted)?)
+        } else {
+            let (read, write) = sys::pipe().map_err(exhausted)?;
+            sys::set_nonblocking(read.as_raw_fd()).map_err(exhausted)?;
+            (Out::new(Some(read), ring), write)
+        };
+        let outs = [Out::new(Some(out_read), ring), err];
         ([input, out_write, err_write, cwd], outs)
     };
     let (shim, main) = match warm.filter(|w| w.give(spec, with_stdin, &fds).is_ok()) {

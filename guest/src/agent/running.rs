@@ -276,6 +276,10 @@ impl Agent {
             if pid <= 0 {
                 return;
             }
+            if libc::WIFSTOPPED(status) {
+                sys::untrace(pid, libc::WSTOPSIG(status));
+                continue;
+            }
             if self.spare.as_ref().is_some_and(|s| s.pid == pid) {
                 self.spare = None;
                 continue;

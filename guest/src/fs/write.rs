@@ -105,7 +105,14 @@ fn run(plan: &Plan, parents: bool, io: &mut dyn OpIo) -> Result<(u64, Stat), OpE
     if is_file && node::is_pseudo(&place.dir) {
         return in_place(plan, io);
     }
+    let uid = rustix::process::geteuid();
+    if !uid.is_root() && place.stat.as_ref().is_some_and(|stat| is_file && stat.st_uid != uid.as_raw()) {
+        // Another user's file is not to be replaced by one's own: it is written if its mode allows that.
+        return in_place(plan, io);
+    }
     let temporary = match Temporary::create(place.dir.as_fd()) {
+        // The directory is not the user's, the file is.
+        Err(Errno::ACCESS) if is_file => return in_place(plan, io),
         // A writable file bound into a read-only tree has no room for a sibling.
         Err(Errno::ROFS) if is_file => return in_place(plan, io),
         other => other?,

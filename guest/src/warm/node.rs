@@ -55,7 +55,7 @@ pub fn asked(plan: &Plan) -> Option<Interpreter> {
     let spec = &plan.spec;
     let [name, first, rest @ ..] = spec.argv.as_slice() else { return None };
     let base = name.to_bytes().rsplit(|b| *b == b'/').next()?;
-    if plan.pty.is_some() || plan.limited || spec.user.is_some() || !matches!(base, b"node" | b"nodejs") {
+    if plan.pty.is_some() || plan.limited || plan.merge || spec.user.is_some() || !matches!(base, b"node" | b"nodejs") {
         return None;
     }
     if spec.argv.iter().chain(&spec.env).any(|text| std::str::from_utf8(text.to_bytes()).is_err()) {

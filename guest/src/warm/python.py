@@ -143,7 +143,7 @@ def wait_for_spares():
                 become_shim(program, ["atoll-guest", "shim", str(shim), str(main)])
         except OSError:
             os._exit(1)
-        os.setsid()
+        os.setpgid(0, 0)  # as in shim.rs: a group of its own in the session of its shim
         os.close(shim)
         os.close(program)
         control.close()

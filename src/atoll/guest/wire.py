@@ -15,6 +15,7 @@ STDIN, STDOUT, STDERR = 0, 1, 2
 HEAD_BYTES = 9
 MAX_DATA = 256 * 1024
 MAX_CONTROL = 1024 * 1024
+MAX_REQUEST = 4 * 1024 * 1024  # arguments and environment may have 2 MiB, as Linux allows
 MAX_HELLO = 4096
 MAX_PING = 64
 MAX_DEPTH = 32
@@ -22,7 +23,7 @@ MAX_CREDIT = (1 << 32) - 1
 
 _LIMIT = {
     HELLO: MAX_HELLO,
-    REQUEST: MAX_CONTROL,
+    REQUEST: MAX_CONTROL,  # as read; the agent sends none
     RESULT: MAX_CONTROL,
     EVENT: MAX_CONTROL,
     DATA: MAX_DATA + 1,
@@ -60,8 +61,9 @@ def head(length: int, stream: int, kind: int) -> bytes:
 def control(kind: int, stream: int, message: dict[str, Any]) -> bytes:
     """A frame with a MessagePack map: HELLO, REQUEST, RESULT, EVENT or BYE."""
     payload = _pack(message)
-    if len(payload) > _LIMIT[kind]:
-        raise WireError(f"message of {len(payload)} bytes is over the limit of {_LIMIT[kind]}")
+    limit = MAX_REQUEST if kind == REQUEST else _LIMIT[kind]
+    if len(payload) > limit:
+        raise WireError(f"message of {len(payload)} bytes is over the limit of {limit}")
     return head(len(payload), stream, kind) + payload
 
 
