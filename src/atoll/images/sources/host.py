@@ -18,12 +18,12 @@ from atoll.images.image import DEFAULT_PATH
 from atoll.images.layers.tree import OverlayFlavour, remove_tree, sync_tree, write_atomically
 from atoll.images.sources import host_etc, host_mask
 
-_VERSION = 1
+_VERSION = 2
 _CA_BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
 _ENV = {"PATH": DEFAULT_PATH, "SSL_CERT_FILE": _CA_BUNDLE, "LANG": "C.UTF-8"}
 _DIRECTORIES = {
-    "boot": 0o755, "dev": 0o755, "etc": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755,
-    "proc": 0o555, "root": 0o700, "run": 0o755, "srv": 0o755, "sys": 0o555, "tmp": 0o1777, "usr": 0o755,
+    "boot": 0o755, "dev": 0o755, "etc": 0o755, "etc/skel": 0o755, "home": 0o755, "media": 0o755, "mnt": 0o755, "opt": 0o755,
+    "proc": 0o555, "root": 0o700, "run": 0o755, "run/lock": 0o1777, "srv": 0o755, "sys": 0o555, "tmp": 0o1777, "usr": 0o755,
     "var": 0o755, "var/cache": 0o755, "var/lib": 0o755, "var/log": 0o755, "var/opt": 0o755, "var/spool": 0o755,
     "var/tmp": 0o1777, "workspace": 0o755, "home/user": 0o755,
 }  # fmt: skip

@@ -18,7 +18,8 @@ _MAX_FILE_BYTES = 8 << 20
 _MAX_FILES = 20_000
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _COPIED = (
-    "alternatives", "bash.bashrc", "ca-certificates.conf", "crypto-policies", "debian_version", "fedora-release",
+    "adduser.conf", "alternatives", "bash.bashrc", "ca-certificates.conf", "crypto-policies", "debian_version",
+    "deluser.conf", "fedora-release",
     "fonts", "gai.conf", "host.conf", "inputrc", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "locale.alias",
     "localtime", "login.defs", "magic", "magic.mime", "maven/logging", "maven/m2.conf", "mime.types", "os-release",
     "perl", "php", "profile", "protocols", "python3", "redhat-release", "rpc", "services", "shells", "ssl/certs",
@@ -31,6 +32,20 @@ RESOLV_CONF = "nameserver 100.96.0.1\noptions timeout:5 attempts:2\n"
 _NSSWITCH = (
     "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nnetworks: files\nservices: files\nprotocols: files\n"
 )
+# Root becomes anybody without a password, nobody else becomes another: the accounts have no passwords, and no program
+# of a sandbox gains rights by starting. The machine's own rules stay outside, with the directories and keys they name.
+_PAM_ROOT = """\
+auth sufficient pam_rootok.so
+auth required pam_unix.so
+account required pam_unix.so
+password required pam_unix.so
+session required pam_unix.so
+"""
+_PAM_OTHER = "".join(f"{kind} required pam_deny.so\n" for kind in ("auth", "account", "password", "session"))
+_PAM_TOOLS = (
+    "chfn", "chgpasswd", "chpasswd", "chsh", "groupadd", "groupdel", "groupmod", "newusers", "passwd", "runuser",
+    "runuser-l", "su", "su-l", "useradd", "userdel", "usermod",
+)  # fmt: skip
 _SYSTEM_IDS = range(0, 1000)
 _NOBODY = 65534
 
@@ -81,6 +96,8 @@ def plan(root: Path, extra_ca: Path | None) -> EtcPlan:
         "hostname": "sandbox\n",
         "nsswitch.conf": _NSSWITCH,
         "resolv.conf": RESOLV_CONF,
+        "pam.d/other": _PAM_OTHER,
+        **{f"pam.d/{tool}": _PAM_ROOT for tool in _PAM_TOOLS},
     }
     texts["shadow"] = "".join(
         f"{line.split(':', 1)[0]}:*:19000:0:99999:7:::\n" for line in texts["passwd"].splitlines()

@@ -2,7 +2,8 @@
 
 Root inside a sandbox owns the mapped view of /usr, so a file there that only root may read would be readable. The mask
 has a deletion mark for every such file and directory, and for the marker that keeps pip from installing. It also has a
-`python` where the machine has only a `python3`, as Debian does.
+`python` where the machine has only a `python3`, as Debian does, and a program in front of apt, which cannot work
+without the machine's package database, that says what to use instead.
 
 Finding them means looking at every file of /usr, about a second. The answer is kept with the change stamps of every
 directory, and looking at those alone takes some 40 ms. A `chmod` of a file changes no directory, so the answer is also
@@ -19,10 +20,20 @@ from pathlib import Path
 
 from atoll.images.layers.tree import OverlayFlavour, remove_tree, sync_tree, write_atomically
 
-_VERSION = 2
+_VERSION = 3
 _MAX_AGE_SECONDS = 3600
 _PIP_MARKER = "EXTERNALLY-MANAGED"
 OTHER_NAMES = {"python": "python3"}  # programs of /usr/bin that have a second name inside
+_PACKAGE_TOOLS = ("apt", "apt-get")
+_IN_FRONT = "local/sbin"  # the first place of the PATH
+_NO_PACKAGES = """\
+#!/bin/sh
+echo "${0##*/}: the image 'host' has this machine's programs but not its package database, so nothing can be installed \
+with ${0##*/}." >&2
+echo "Use pip, npm, cargo or another language's tool here, or start from an image with packages of its own:" >&2
+echo "  atoll sandbox create --image debian:12" >&2
+exit 100
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +51,11 @@ def build_mask(cache: Path, usr: Path, flavour: OverlayFlavour) -> Path:
     scan = _scan(usr)
     every_directory = _needs_every_directory(usr)
     shape = sorted(scan.stamps) if every_directory else []
-    links = other_names(usr)
-    key = json.dumps([_VERSION, flavour.prefix, scan.hidden, shape, links])
+    links, tools = other_names(usr), _tools_to_stand_before(usr, scan)
+    key = json.dumps([_VERSION, flavour.prefix, scan.hidden, shape, links, tools, _NO_PACKAGES])
     name = f"usr-mask-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
     if not (cache / name).is_dir():
-        _make(cache, name, usr, scan, links, flavour, every_directory)
+        _make(cache, name, usr, scan, links, tools, flavour, every_directory)
     _save(index, usr, name, scan)
     return cache / name
 
@@ -62,6 +73,14 @@ def _needs_every_directory(usr: Path) -> bool:
     """In a user namespace that does not map the owner of /usr, nothing can be made in directories that are not ours:
     the mask then brings them all along, owned by us."""
     return os.stat(usr).st_uid != 0 or os.geteuid() != 0
+
+
+def _tools_to_stand_before(usr: Path, scan: _Scan) -> list[str]:
+    """The package tools the machine has, where nothing of its own stands before them."""
+    place = usr / _IN_FRONT
+    if _IN_FRONT not in scan.stamps:
+        return []
+    return [tool for tool in _PACKAGE_TOOLS if (usr / "bin" / tool).exists() and not os.path.lexists(place / tool)]
 
 
 def _scan(usr: Path) -> _Scan:
@@ -135,6 +154,7 @@ def _make(
     usr: Path,
     scan: _Scan,
     links: dict[str, str],
+    tools: list[str],
     flavour: OverlayFlavour,
     every_directory: bool,
 ) -> None:
@@ -144,8 +164,13 @@ def _make(
         wanted = set(scan.stamps) - {""} if every_directory else set()
         for path in (*scan.hidden, *links):
             wanted.update(str(parent) for parent in Path(path).parents if str(parent) != ".")
+        if tools:
+            wanted.update(("local", _IN_FRONT))
         for path in sorted(wanted):
             (work / path).mkdir()
+        for tool in tools:
+            (work / _IN_FRONT / tool).write_text(_NO_PACKAGES)
+            (work / _IN_FRONT / tool).chmod(0o755)
         for path in scan.hidden:
             _whiteout(work, path, flavour)
         for path, program in links.items():
