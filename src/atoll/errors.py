@@ -3,6 +3,7 @@
     AtollError                      code                  HTTP  retry
     ├── InvalidArgument             invalid_argument      400   no       the request is wrong; change it
     │   ├── TooLarge                too_large             413   no
+    │   ├── UserNotFound            user_not_found        400   no       the sandbox has no such user or group
     │   └── ImageNotAllowed         image_not_allowed     403   no       the operator's allowlist does not name it
     ├── Unauthenticated             unauthenticated       401   no
     ├── PermissionDenied            permission_denied     403   no       known caller, not allowed
@@ -73,6 +74,12 @@ class TooLarge(InvalidArgument):
     """More bytes or entries than are accepted in one request."""
 
     code, http_status = "too_large", 413
+
+
+class UserNotFound(InvalidArgument):
+    """The sandbox has no user or group of this name."""
+
+    code, http_status = "user_not_found", 400
 
 
 class ImageNotAllowed(InvalidArgument):

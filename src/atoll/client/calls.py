@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, TooLarge
 from .codec import dumps, to_base64
 from .http import FRAMES, quote, with_query
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 DEFAULT_TIMEOUT = 30.0
+MAX_STDIN = 32 * 1024 * 1024  # bytes, as in the model
+PLAIN_STDIN = 1024 * 1024  # longer text goes as base64: its length in JSON depends on what it is
 ANSWER_TIMEOUT = 300.0  # for calls that carry no time limit of their own
 GRACE = 15.0  # beyond a command's own timeout, before the answer counts as lost
 APPROVAL = (
@@ -136,10 +138,18 @@ def milliseconds(timeout: float | None) -> int:
 
 
 def _stdin(fields: dict[str, Any], stdin: str | bytes | None) -> None:
-    if isinstance(stdin, str):
+    if stdin is None:
+        return
+    if isinstance(stdin, str) and len(stdin) <= PLAIN_STDIN:
         fields["stdin"] = stdin
-    elif stdin is not None:
-        fields["stdin_b64"] = to_base64(stdin)
+        return
+    data = stdin.encode() if isinstance(stdin, str) else stdin
+    if len(data) > MAX_STDIN:
+        raise TooLarge(
+            f"stdin is {len(data)} bytes, at most {MAX_STDIN} can be given at once",
+            hint="start the command with stdin_stream=True and feed it with Command.stdin",
+        )
+    fields["stdin_b64"] = to_base64(data)
 
 
 def start(
@@ -152,6 +162,7 @@ def start(
     env: Mapping[str, str] | None = None,
     user: str | None = None,
     umask: int | None = None,
+    merge_stderr: bool = False,
     stdin: str | bytes | None = None,
     stdin_stream: bool = False,
     timeout: float | None = DEFAULT_TIMEOUT,
@@ -170,8 +181,8 @@ def start(
     fields["stdin_stream"] = stdin_stream or None
     _stdin(fields, stdin)
     if language is not None:
-        if user is not None or umask is not None or pty is not None:
-            raise InvalidArgument("user, umask and pty belong to commands, not to code in a language")
+        if user is not None or umask is not None or pty is not None or merge_stderr:
+            raise InvalidArgument("user, umask, pty and merge_stderr belong to commands, not to code in a language")
         if not isinstance(command, str):
             raise InvalidArgument("code must be a string")
         fields.update(code=command, language=language, args=list(args) or None)
@@ -182,6 +193,7 @@ def start(
             fields["command"] = command
         else:
             fields["argv"] = list(command)
+        fields["merge_stderr"] = merge_stderr or None
         fields.update(user=user, umask=umask, pty=None if pty is None else {"rows": pty[0], "cols": pty[1]})
     target = sandbox_path(ref, "exec" if language is None else "run")
     headers = (*_JSON, ("Accept", FRAMES)) if frames else _JSON
@@ -302,8 +314,11 @@ def unexpose(ref: str, port: int) -> Call:
     return Call("DELETE", sandbox_path(ref, "exposures", str(port)), repeatable=True)
 
 
-def read_file(ref: str, path: Path, offset: int | None = None, limit: int | None = None) -> Call:
-    return get(sandbox_path(ref, "files"), {"path": path, "offset": offset, "limit": limit})
+def read_file(
+    ref: str, path: Path, offset: int | None = None, limit: int | None = None, user: str | None = None
+) -> Call:
+    query = {"path": path, "offset": offset, "limit": limit, "user": user}
+    return get(sandbox_path(ref, "files"), query)
 
 
 def write_file(
@@ -316,10 +331,11 @@ def write_file(
     offset: int | None = None,
     parents: bool = False,
     create: str | None = None,
+    user: str | None = None,
 ) -> Call:
     """`body` None: the driver streams it in chunks."""
     query = {"path": path, "mode": mode, "append": append or None, "offset": offset, "parents": parents or None}
-    target = with_query(sandbox_path(ref, "files"), {**query, "create": create})
+    target = with_query(sandbox_path(ref, "files"), {**query, "create": create, "user": user})
     return Call("PUT", target, body, _BYTES, timeout=None if body is None else ANSWER_TIMEOUT)
 
 
@@ -327,14 +343,14 @@ def file_operation(ref: str, verb: str, fields: Mapping[str, Any], *, repeatable
     return post(sandbox_path(ref, "files", verb), fields, repeatable=repeatable)
 
 
-def tar(ref: str, path: Path, *, upload: bool) -> Call:
-    target = with_query(sandbox_path(ref, "tar"), {"path": path})
+def tar(ref: str, path: Path, *, upload: bool, user: str | None = None) -> Call:
+    target = with_query(sandbox_path(ref, "tar"), {"path": path, "user": user})
     if upload:
         return Call("PUT", target, None, (("Content-Type", "application/x-tar"),), timeout=None)
     return Call("GET", target, repeatable=True, timeout=None)
 
 
-def watch(ref: str, path: Path, recursive: bool = True) -> Call:
-    call = get(sandbox_path(ref, "watch"), {"path": path, "recursive": recursive}, timeout=None)
+def watch(ref: str, path: Path, recursive: bool = True, user: str | None = None) -> Call:
+    call = get(sandbox_path(ref, "watch"), {"path": path, "recursive": recursive, "user": user}, timeout=None)
     call.headers = (("Accept", FRAMES),)
     return call

@@ -37,7 +37,7 @@ class CreateOptions(TypedDict, total=False):
 
 
 class StartOptions(TypedDict, total=False):
-    """How to start a command or code; `user` and `umask` only for commands, `args` only for code in a language."""
+    """How to start a command or code; `user`, `umask` and `merge_stderr` only for commands, `args` only for code."""
 
     language: str | None
     args: Sequence[str]
@@ -45,6 +45,7 @@ class StartOptions(TypedDict, total=False):
     env: Mapping[str, str] | None
     user: str | None
     umask: int | None
+    merge_stderr: bool
     stdin: str | bytes | None
     stdin_stream: bool
     timeout: float | None

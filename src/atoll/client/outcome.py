@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .http import Head, ResponseParser
 
 ATTEMPTS = 3
+_SHUT_RDWR = 2
 
 
 def json_answer(head: Head, body: bytes) -> Any:
@@ -215,6 +216,15 @@ class OnSocket:
         sock, self._sock = self._sock, None
         if sock is not None:
             sock.close()
+
+    def interrupt(self) -> None:
+        """End the exchange from outside: whoever reads it now is told that the connection was lost, and closes it."""
+        sock = self._sock
+        if sock is not None:
+            try:
+                sock.shutdown(_SHUT_RDWR)
+            except OSError:
+                pass  # closed already
 
     def _release(self) -> None:
         sock, self._sock = self._sock, None

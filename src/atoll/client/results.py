@@ -94,6 +94,7 @@ class ExecResult(_Outcome):
         "command_id",
         "cpu_ms",
         "duration_ms",
+        "error_code",
         "exit_code",
         "max_rss_kb",
         "oom",
@@ -128,6 +129,7 @@ class ExecResult(_Outcome):
         self.stderr_truncated = bool(get("stderr_truncated"))
         self.timed_out = bool(get("timed_out")) or self.status == "timed_out"
         self.oom = bool(get("oom"))
+        self.error_code: str | None = get("error_code")  # program_not_found, program_not_executable: nothing ran
         self.duration_ms: int = get("duration_ms") or 0
         self.cpu_ms: int = get("cpu_ms") or 0
         self.max_rss_kb: int = get("max_rss_kb") or 0

@@ -7,6 +7,7 @@ from atoll import errors
 _CLASSES: dict[str, type[errors.AtollError]] = {
     "invalid_argument": errors.InvalidArgument,
     "bad_pattern": errors.InvalidArgument,
+    "user_not_found": errors.UserNotFound,
     "file_not_found": errors.FileNotFound,
     "file_exists": errors.FileExists,
     "not_a_directory": errors.NotADirectory,
@@ -36,9 +37,10 @@ MAX_MESSAGE = 1000
 class ProgramNotStarted(errors.FailedPrecondition):
     """The program is missing or not executable, so nothing ran. A shell would say 127 or 126."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
+    def __init__(self, message: str, exit_code: int, guest_code: str) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+        self.guest_code = guest_code
 
 
 class ConnectionLost(Exception):
@@ -51,9 +53,9 @@ def refusal(err: Any) -> errors.AtollError:
     code, text, errno = fields.get("code"), fields.get("message"), fields.get("errno")
     message = text[:MAX_MESSAGE] if isinstance(text, str) and text else "the guest agent refused"
     if code == "program_not_found":
-        return ProgramNotStarted(message, 127)
+        return ProgramNotStarted(message, 127, code)
     if code == "program_not_executable":
-        return ProgramNotStarted(message, 126)
+        return ProgramNotStarted(message, 126, code)
     cls = _CLASSES.get(code) if isinstance(code, str) else None
     if cls is None:
         cls, message = errors.Internal, f"the guest answered {str(code)[:64]!r}: {message}"

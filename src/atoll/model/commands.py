@@ -9,6 +9,7 @@ from atoll.model.fields import (
     MAX_ARGS,
     MAX_CODE,
     MAX_OUTPUT,
+    MAX_STDIN,
     MIB,
     USER,
     Answer,
@@ -50,7 +51,8 @@ class Spec(Request, kw_only=True):
             raise ValueError("id must be 1 to 64 letters, digits, `_` or `-`")
         if sum((self.stdin is not None, self.stdin_b64 is not None, self.stdin_stream)) > 1:
             raise ValueError("only one of stdin, stdin_b64 and stdin_stream")
-        self.stdin_bytes()
+        if (given := len(self.stdin_bytes() or b"")) > MAX_STDIN:
+            raise ValueError(f"stdin is {given} bytes, at most {MAX_STDIN} can be given at once: use stdin_stream")
 
     def stdin_bytes(self) -> bytes | None:
         if self.stdin is not None:
@@ -80,6 +82,7 @@ class ExecSpec(Spec, kw_only=True):
     user: str | None = None
     umask: Annotated[int, Meta(ge=0, le=0o777)] | None = None
     pty: PtySize | None = None
+    merge_stderr: bool = False
 
     def __post_init__(self) -> None:
         if (self.argv is None) == (self.command is None):
@@ -104,8 +107,8 @@ class RunSpec(Spec, kw_only=True):
     def __post_init__(self) -> None:
         if not self.code.strip():
             raise ValueError("the code is empty")
-        if len(self.code) > MAX_CODE:
-            raise ValueError(f"the code is larger than {MAX_CODE} characters")
+        if len(self.code.encode("utf-8", "surrogatepass")) > MAX_CODE:
+            raise ValueError(f"the code is larger than {MAX_CODE} bytes")
         if any("\0" in arg for arg in self.args):
             raise ValueError("args must not contain NUL")
         self.check()
@@ -152,6 +155,7 @@ class ExecResult(Answer, kw_only=True):
     stderr_truncated: bool
     timed_out: bool
     oom: bool
+    error_code: str | None = None
     duration_ms: int
     cpu_ms: int
     max_rss_kb: int
@@ -201,6 +205,7 @@ class CommandInfo(Answer, kw_only=True):
     truncated: bool = False
     timed_out: bool = False
     oom: bool = False
+    error_code: str | None = None
     duration_ms: int = 0
     cpu_ms: int = 0
     max_rss_kb: int = 0

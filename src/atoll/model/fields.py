@@ -11,6 +11,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 MAX_TIMEOUT_MS = DAY * 1000
 MAX_CODE = 32 * MIB
+MAX_STDIN = 32 * MIB  # bytes; as base64 they fit into a request
 MAX_OUTPUT = 16 * MIB
 MAX_ENV = 1024
 MAX_ARGS = 64 * 1024

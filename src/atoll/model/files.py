@@ -4,10 +4,20 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from atoll.model.fields import KIB, MIB, Mode, Natural, Request
+from atoll.model.fields import KIB, MIB, USER, Mode, Natural, Request
 
 
-class ListFiles(Request, kw_only=True):
+class FileRequest(Request, kw_only=True):
+    """A file operation. `user`: whose rights decide, a name or number; unsaid, the agent's, which are root's."""
+
+    user: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.user is not None and not USER.match(self.user):
+            raise ValueError("user must be a name or number, optionally with `:group`")
+
+
+class ListFiles(FileRequest, kw_only=True):
     path: str = ""
     path_b64: str | None = None
     recursive: bool = False
@@ -17,7 +27,7 @@ class ListFiles(Request, kw_only=True):
     files_only: bool = False
 
 
-class PathOnly(Request, kw_only=True):
+class PathOnly(FileRequest, kw_only=True):
     path: str = ""
     path_b64: str | None = None
 
@@ -37,7 +47,7 @@ class RemoveFile(PathOnly, kw_only=True):
     missing_ok: bool = False
 
 
-class TwoPaths(Request, kw_only=True):
+class TwoPaths(FileRequest, kw_only=True):
     src: str = ""
     src_b64: str | None = None
     dst: str = ""
@@ -76,7 +86,7 @@ class Grep(PathOnly, kw_only=True):
     max_line_bytes: Annotated[int, Meta(ge=1, le=MIB)] | None = None
 
 
-class Sed(Request, kw_only=True):
+class Sed(FileRequest, kw_only=True):
     pattern: Annotated[str, Meta(min_length=1, max_length=64 * KIB)]
     replacement: Annotated[str, Meta(max_length=MIB)]
     files: list[str] | None = None

@@ -22,23 +22,35 @@ if TYPE_CHECKING:
 
 
 class AsyncFiles:
-    """File operations; all of them happen inside the sandbox."""
+    """File operations; all of them happen inside the sandbox.
+
+    `user`, a name or number of the sandbox, is whose rights decide and who owns what is made; unsaid, root.
+    """
 
     def __init__(self, sandbox: "AsyncSandbox") -> None:
         self._sandbox = sandbox
 
-    async def read(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> bytes:
-        return b"".join([piece async for piece in self.read_stream(path, offset=offset, limit=limit)])
+    async def read(
+        self, path: "Path", *, offset: int | None = None, limit: int | None = None, user: str | None = None
+    ) -> bytes:
+        return b"".join([piece async for piece in self.read_stream(path, offset=offset, limit=limit, user=user)])
 
-    async def read_text(self, path: "Path", encoding: str = "utf-8", errors: str = "strict") -> str:
-        return (await self.read(path)).decode(encoding, errors)
+    async def read_text(
+        self, path: "Path", encoding: str = "utf-8", errors: str = "strict", *, user: str | None = None
+    ) -> str:
+        return (await self.read(path, user=user)).decode(encoding, errors)
 
     async def read_stream(
-        self, path: "Path", *, offset: int | None = None, limit: int | None = None
+        self,
+        path: "Path",
+        *,
+        offset: int | None = None,
+        limit: int | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[bytes]:
         """The content piece by piece, for files that should not be held in memory."""
         ref, link = await self._sandbox._target()
-        exchange = await link.open(calls.read_file(ref, path, offset, limit))
+        exchange = await link.open(calls.read_file(ref, path, offset, limit, user))
         try:
             await exchange.raise_for_status()
             while piece := await exchange.read():
@@ -56,6 +68,7 @@ class AsyncFiles:
         offset: int | None = None,
         parents: bool = True,
         create: str | None = None,
+        user: str | None = None,
     ) -> FileInfo:
         """Write text, bytes, or what a file or iterator gives. Without append or offset the old file is replaced whole."""
         ref, link = await self._sandbox._target()
@@ -63,7 +76,7 @@ class AsyncFiles:
             data.encode() if isinstance(data, str) else bytes(data) if isinstance(data, (bytes, bytearray)) else None
         )
         call = calls.write_file(
-            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create
+            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create, user=user
         )
         exchange = await link.open(call, None if isinstance(data, (str, bytes, bytearray)) else pieces_of(data))
         return FileInfo((await exchange.json())["stat"])
@@ -77,18 +90,19 @@ class AsyncFiles:
         depth: int | None = None,
         limit: int | None = None,
         files_only: bool = False,
+        user: str | None = None,
     ) -> list[FileInfo]:
         fields = {"recursive": recursive, "since": since, "depth": depth, "limit": limit, "files_only": files_only}
-        answer = await self._do("list", {**calls.path_fields(path=path), **fields}, repeatable=True)
+        answer = await self._do("list", {**calls.path_fields(path=path), **fields}, user, repeatable=True)
         return [FileInfo(entry) for entry in answer["entries"]]
 
-    async def stat(self, path: "Path", *, follow: bool = True) -> FileInfo:
-        answer = await self._do("stat", {**calls.path_fields(path=path), "follow": follow}, repeatable=True)
+    async def stat(self, path: "Path", *, follow: bool = True, user: str | None = None) -> FileInfo:
+        answer = await self._do("stat", {**calls.path_fields(path=path), "follow": follow}, user, repeatable=True)
         return FileInfo(answer["stat"])
 
-    async def exists(self, path: "Path") -> bool:
+    async def exists(self, path: "Path", *, user: str | None = None) -> bool:
         try:
-            await self.stat(path, follow=False)
+            await self.stat(path, follow=False, user=user)
         except NotFound as missing:
             if missing.code != "file_not_found":
                 raise
@@ -96,22 +110,32 @@ class AsyncFiles:
         return True
 
     async def mkdir(
-        self, path: "Path", *, parents: bool = True, mode: int | None = None, exist_ok: bool = False
+        self,
+        path: "Path",
+        *,
+        parents: bool = True,
+        mode: int | None = None,
+        exist_ok: bool = False,
+        user: str | None = None,
     ) -> None:
         fields = {"parents": parents, "mode": mode, "exist_ok": exist_ok}
-        await self._do("mkdir", {**calls.path_fields(path=path), **fields})
+        await self._do("mkdir", {**calls.path_fields(path=path), **fields}, user)
 
-    async def remove(self, path: "Path", *, recursive: bool = False, missing_ok: bool = False) -> int:
+    async def remove(
+        self, path: "Path", *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
+    ) -> int:
         """Remove a file, or with `recursive` a tree; how many entries went."""
         fields = {"recursive": recursive, "missing_ok": missing_ok}
-        return int((await self._do("remove", {**calls.path_fields(path=path), **fields})).get("removed") or 0)
+        return int((await self._do("remove", {**calls.path_fields(path=path), **fields}, user)).get("removed") or 0)
 
-    async def move(self, src: "Path", dst: "Path", *, overwrite: bool = False) -> None:
-        await self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite})
+    async def move(self, src: "Path", dst: "Path", *, overwrite: bool = False, user: str | None = None) -> None:
+        await self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite}, user)
 
-    async def copy(self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False) -> None:
+    async def copy(
+        self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False, user: str | None = None
+    ) -> None:
         fields = {"recursive": recursive, "overwrite": overwrite}
-        await self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields})
+        await self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields}, user)
 
     async def chmod(
         self,
@@ -121,16 +145,17 @@ class AsyncFiles:
         uid: int | None = None,
         gid: int | None = None,
         recursive: bool = False,
+        user: str | None = None,
     ) -> None:
         fields = {"mode": mode, "uid": uid, "gid": gid, "recursive": recursive}
-        await self._do("chmod", {**calls.path_fields(path=path), **fields})
+        await self._do("chmod", {**calls.path_fields(path=path), **fields}, user)
 
-    async def symlink(self, target: "Path", path: "Path") -> None:
-        await self._do("symlink", calls.path_fields(target=target, path=path))
+    async def symlink(self, target: "Path", path: "Path", *, user: str | None = None) -> None:
+        await self._do("symlink", calls.path_fields(target=target, path=path), user)
 
-    async def du(self, path: "Path" = WORKSPACE) -> dict[str, int]:
+    async def du(self, path: "Path" = WORKSPACE, *, user: str | None = None) -> dict[str, int]:
         """Bytes and inodes a tree uses."""
-        answer: dict[str, int] = await self._do("du", calls.path_fields(path=path), repeatable=True)
+        answer: dict[str, int] = await self._do("du", calls.path_fields(path=path), user, repeatable=True)
         return answer
 
     async def grep(
@@ -143,10 +168,11 @@ class AsyncFiles:
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
         max_matches: int | None = None,
+        user: str | None = None,
     ) -> builtins.list[Match]:
         fields = {"pattern": pattern, "recursive": recursive, "ignore_case": ignore_case, "max_matches": max_matches}
         globs = {"include": list(include), "exclude": list(exclude)}
-        answer = await self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, repeatable=True)
+        answer = await self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, user, repeatable=True)
         return [Match(item) for item in answer["matches"]]
 
     async def sed(
@@ -162,6 +188,7 @@ class AsyncFiles:
         regex: bool = True,
         first_only: bool = False,
         ignore_case: bool = False,
+        user: str | None = None,
     ) -> builtins.list[dict[str, Any]]:
         """Replace in `files`, or in the tree at `path`; one entry per file: path, replacements, error."""
         fields: dict[str, Any] = {
@@ -173,32 +200,35 @@ class AsyncFiles:
         fields.update(first_only=first_only, ignore_case=ignore_case, include=list(include), exclude=list(exclude))
         fields["files"] = None if files is None else list(files)
         where = {} if path is None else calls.path_fields(path=path)
-        answer = await self._do("sed", {**where, **fields})
+        answer = await self._do("sed", {**where, **fields}, user)
         return list(answer["results"])
 
-    async def upload(self, local: "Path", remote: "Path") -> None:
+    async def upload(self, local: "Path", remote: "Path", *, user: str | None = None) -> None:
         """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
         source = os.fsdecode(local)
         if not await in_thread(os.path.isdir, source):
             mode = (await in_thread(os.stat, source)).st_mode & 0o777
             with open(source, "rb") as file:  # noqa: ASYNC230  (read in a thread)
-                await self.write(remote, file, mode=mode)
+                await self.write(remote, file, mode=mode, user=user)
             return
         ref, link = await self._sandbox._target()
-        await self.mkdir(remote, parents=True, exist_ok=True)
-        exchange = await link.open(calls.tar(ref, remote, upload=True), pieces_of(archive.pack(source)))
+        await self.mkdir(remote, parents=True, exist_ok=True, user=user)
+        tree = calls.tar(ref, remote, upload=True, user=user)
+        exchange = await link.open(tree, pieces_of(archive.pack(source)))
         await exchange.json()
 
-    async def download(self, remote: "Path", local: "Path") -> builtins.list[str]:
+    async def download(self, remote: "Path", local: "Path", *, user: str | None = None) -> builtins.list[str]:
         """Copy a file to the path `local`, or a directory's content into the directory `local`.
 
         Returns the entries that were refused: links that lead out of the tree, devices and the like.
         """
         target = os.fsdecode(local)
-        found = await self.stat(remote)
+        found = await self.stat(remote, user=user)
         ref, link = await self._sandbox._target()
         tree = found.type == "directory"
-        exchange = await link.open(calls.tar(ref, remote, upload=False) if tree else calls.read_file(ref, remote))
+        exchange = await link.open(
+            calls.tar(ref, remote, upload=False, user=user) if tree else calls.read_file(ref, remote, user=user)
+        )
         try:
             await exchange.raise_for_status()
             if not tree:
@@ -209,16 +239,18 @@ class AsyncFiles:
         finally:
             exchange.close()
 
-    async def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True) -> AsyncIterator[Change]:
+    async def watch(
+        self, path: "Path" = WORKSPACE, *, recursive: bool = True, user: str | None = None
+    ) -> AsyncIterator[Change]:
         """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = await self._sandbox._target()
-        exchange = await link.open(calls.watch(ref, path, recursive))
+        exchange = await link.open(calls.watch(ref, path, recursive, user))
         await exchange.raise_for_status()
         return _changes(exchange)
 
-    async def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
+    async def _do(self, verb: str, fields: dict[str, Any], user: str | None, *, repeatable: bool = False) -> Any:
         ref, link = await self._sandbox._target()
-        return await link.call(calls.file_operation(ref, verb, fields, repeatable=repeatable))
+        return await link.call(calls.file_operation(ref, verb, {**fields, "user": user}, repeatable=repeatable))
 
 
 async def _changes(exchange: AsyncExchange) -> AsyncIterator[Change]:

@@ -28,6 +28,7 @@ class AsyncRemoteExchange(AsyncAnswered):
         self.call = call
         self.head = head
         self._rpc = rpc
+        self._interrupted = False
 
     async def read(self) -> bytes:
         while self._rpc is not None:
@@ -38,6 +39,8 @@ class AsyncRemoteExchange(AsyncAnswered):
                 raise wire.failed(self.call, failure) from None
             except BaseException:
                 self.close()
+                if self._interrupted:
+                    return b""
                 raise
             if message is grpc.aio.EOF:
                 self._rpc = None
@@ -50,6 +53,12 @@ class AsyncRemoteExchange(AsyncAnswered):
         rpc, self._rpc = self._rpc, None
         if rpc is not None:
             rpc.cancel()
+
+    def interrupt(self) -> None:
+        """End the exchange from outside; whoever reads it now is told that it was lost."""
+        self._interrupted = True
+        if self._rpc is not None:
+            self._rpc.cancel()
 
 
 class AsyncRemoteLink:

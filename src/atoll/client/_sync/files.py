@@ -23,21 +23,35 @@ if TYPE_CHECKING:
 
 
 class Files:
-    """File operations; all of them happen inside the sandbox."""
+    """File operations; all of them happen inside the sandbox.
+
+    `user`, a name or number of the sandbox, is whose rights decide and who owns what is made; unsaid, root.
+    """
 
     def __init__(self, sandbox: "Sandbox") -> None:
         self._sandbox = sandbox
 
-    def read(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> bytes:
-        return b"".join([piece for piece in self.read_stream(path, offset=offset, limit=limit)])
+    def read(
+        self, path: "Path", *, offset: int | None = None, limit: int | None = None, user: str | None = None
+    ) -> bytes:
+        return b"".join([piece for piece in self.read_stream(path, offset=offset, limit=limit, user=user)])
 
-    def read_text(self, path: "Path", encoding: str = "utf-8", errors: str = "strict") -> str:
-        return (self.read(path)).decode(encoding, errors)
+    def read_text(
+        self, path: "Path", encoding: str = "utf-8", errors: str = "strict", *, user: str | None = None
+    ) -> str:
+        return (self.read(path, user=user)).decode(encoding, errors)
 
-    def read_stream(self, path: "Path", *, offset: int | None = None, limit: int | None = None) -> Iterator[bytes]:
+    def read_stream(
+        self,
+        path: "Path",
+        *,
+        offset: int | None = None,
+        limit: int | None = None,
+        user: str | None = None,
+    ) -> Iterator[bytes]:
         """The content piece by piece, for files that should not be held in memory."""
         ref, link = self._sandbox._target()
-        exchange = link.open(calls.read_file(ref, path, offset, limit))
+        exchange = link.open(calls.read_file(ref, path, offset, limit, user))
         try:
             exchange.raise_for_status()
             while piece := exchange.read():
@@ -55,6 +69,7 @@ class Files:
         offset: int | None = None,
         parents: bool = True,
         create: str | None = None,
+        user: str | None = None,
     ) -> FileInfo:
         """Write text, bytes, or what a file or iterator gives. Without append or offset the old file is replaced whole."""
         ref, link = self._sandbox._target()
@@ -62,7 +77,7 @@ class Files:
             data.encode() if isinstance(data, str) else bytes(data) if isinstance(data, (bytes, bytearray)) else None
         )
         call = calls.write_file(
-            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create
+            ref, path, whole, mode=mode, append=append, offset=offset, parents=parents, create=create, user=user
         )
         exchange = link.open(call, None if isinstance(data, (str, bytes, bytearray)) else pieces_of(data))
         return FileInfo((exchange.json())["stat"])
@@ -76,39 +91,52 @@ class Files:
         depth: int | None = None,
         limit: int | None = None,
         files_only: bool = False,
+        user: str | None = None,
     ) -> list[FileInfo]:
         fields = {"recursive": recursive, "since": since, "depth": depth, "limit": limit, "files_only": files_only}
-        answer = self._do("list", {**calls.path_fields(path=path), **fields}, repeatable=True)
+        answer = self._do("list", {**calls.path_fields(path=path), **fields}, user, repeatable=True)
         return [FileInfo(entry) for entry in answer["entries"]]
 
-    def stat(self, path: "Path", *, follow: bool = True) -> FileInfo:
-        answer = self._do("stat", {**calls.path_fields(path=path), "follow": follow}, repeatable=True)
+    def stat(self, path: "Path", *, follow: bool = True, user: str | None = None) -> FileInfo:
+        answer = self._do("stat", {**calls.path_fields(path=path), "follow": follow}, user, repeatable=True)
         return FileInfo(answer["stat"])
 
-    def exists(self, path: "Path") -> bool:
+    def exists(self, path: "Path", *, user: str | None = None) -> bool:
         try:
-            self.stat(path, follow=False)
+            self.stat(path, follow=False, user=user)
         except NotFound as missing:
             if missing.code != "file_not_found":
                 raise
             return False
         return True
 
-    def mkdir(self, path: "Path", *, parents: bool = True, mode: int | None = None, exist_ok: bool = False) -> None:
+    def mkdir(
+        self,
+        path: "Path",
+        *,
+        parents: bool = True,
+        mode: int | None = None,
+        exist_ok: bool = False,
+        user: str | None = None,
+    ) -> None:
         fields = {"parents": parents, "mode": mode, "exist_ok": exist_ok}
-        self._do("mkdir", {**calls.path_fields(path=path), **fields})
+        self._do("mkdir", {**calls.path_fields(path=path), **fields}, user)
 
-    def remove(self, path: "Path", *, recursive: bool = False, missing_ok: bool = False) -> int:
+    def remove(
+        self, path: "Path", *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
+    ) -> int:
         """Remove a file, or with `recursive` a tree; how many entries went."""
         fields = {"recursive": recursive, "missing_ok": missing_ok}
-        return int((self._do("remove", {**calls.path_fields(path=path), **fields})).get("removed") or 0)
+        return int((self._do("remove", {**calls.path_fields(path=path), **fields}, user)).get("removed") or 0)
 
-    def move(self, src: "Path", dst: "Path", *, overwrite: bool = False) -> None:
-        self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite})
+    def move(self, src: "Path", dst: "Path", *, overwrite: bool = False, user: str | None = None) -> None:
+        self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite}, user)
 
-    def copy(self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False) -> None:
+    def copy(
+        self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False, user: str | None = None
+    ) -> None:
         fields = {"recursive": recursive, "overwrite": overwrite}
-        self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields})
+        self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields}, user)
 
     def chmod(
         self,
@@ -118,16 +146,17 @@ class Files:
         uid: int | None = None,
         gid: int | None = None,
         recursive: bool = False,
+        user: str | None = None,
     ) -> None:
         fields = {"mode": mode, "uid": uid, "gid": gid, "recursive": recursive}
-        self._do("chmod", {**calls.path_fields(path=path), **fields})
+        self._do("chmod", {**calls.path_fields(path=path), **fields}, user)
 
-    def symlink(self, target: "Path", path: "Path") -> None:
-        self._do("symlink", calls.path_fields(target=target, path=path))
+    def symlink(self, target: "Path", path: "Path", *, user: str | None = None) -> None:
+        self._do("symlink", calls.path_fields(target=target, path=path), user)
 
-    def du(self, path: "Path" = WORKSPACE) -> dict[str, int]:
+    def du(self, path: "Path" = WORKSPACE, *, user: str | None = None) -> dict[str, int]:
         """Bytes and inodes a tree uses."""
-        answer: dict[str, int] = self._do("du", calls.path_fields(path=path), repeatable=True)
+        answer: dict[str, int] = self._do("du", calls.path_fields(path=path), user, repeatable=True)
         return answer
 
     def grep(
@@ -140,10 +169,11 @@ class Files:
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
         max_matches: int | None = None,
+        user: str | None = None,
     ) -> builtins.list[Match]:
         fields = {"pattern": pattern, "recursive": recursive, "ignore_case": ignore_case, "max_matches": max_matches}
         globs = {"include": list(include), "exclude": list(exclude)}
-        answer = self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, repeatable=True)
+        answer = self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, user, repeatable=True)
         return [Match(item) for item in answer["matches"]]
 
     def sed(
@@ -159,6 +189,7 @@ class Files:
         regex: bool = True,
         first_only: bool = False,
         ignore_case: bool = False,
+        user: str | None = None,
     ) -> builtins.list[dict[str, Any]]:
         """Replace in `files`, or in the tree at `path`; one entry per file: path, replacements, error."""
         fields: dict[str, Any] = {
@@ -170,32 +201,35 @@ class Files:
         fields.update(first_only=first_only, ignore_case=ignore_case, include=list(include), exclude=list(exclude))
         fields["files"] = None if files is None else list(files)
         where = {} if path is None else calls.path_fields(path=path)
-        answer = self._do("sed", {**where, **fields})
+        answer = self._do("sed", {**where, **fields}, user)
         return list(answer["results"])
 
-    def upload(self, local: "Path", remote: "Path") -> None:
+    def upload(self, local: "Path", remote: "Path", *, user: str | None = None) -> None:
         """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
         source = os.fsdecode(local)
         if not in_thread(os.path.isdir, source):
             mode = (in_thread(os.stat, source)).st_mode & 0o777
             with open(source, "rb") as file:  # noqa: ASYNC230  (read in a thread)
-                self.write(remote, file, mode=mode)
+                self.write(remote, file, mode=mode, user=user)
             return
         ref, link = self._sandbox._target()
-        self.mkdir(remote, parents=True, exist_ok=True)
-        exchange = link.open(calls.tar(ref, remote, upload=True), pieces_of(archive.pack(source)))
+        self.mkdir(remote, parents=True, exist_ok=True, user=user)
+        tree = calls.tar(ref, remote, upload=True, user=user)
+        exchange = link.open(tree, pieces_of(archive.pack(source)))
         exchange.json()
 
-    def download(self, remote: "Path", local: "Path") -> builtins.list[str]:
+    def download(self, remote: "Path", local: "Path", *, user: str | None = None) -> builtins.list[str]:
         """Copy a file to the path `local`, or a directory's content into the directory `local`.
 
         Returns the entries that were refused: links that lead out of the tree, devices and the like.
         """
         target = os.fsdecode(local)
-        found = self.stat(remote)
+        found = self.stat(remote, user=user)
         ref, link = self._sandbox._target()
         tree = found.type == "directory"
-        exchange = link.open(calls.tar(ref, remote, upload=False) if tree else calls.read_file(ref, remote))
+        exchange = link.open(
+            calls.tar(ref, remote, upload=False, user=user) if tree else calls.read_file(ref, remote, user=user)
+        )
         try:
             exchange.raise_for_status()
             if not tree:
@@ -206,16 +240,16 @@ class Files:
         finally:
             exchange.close()
 
-    def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True) -> Iterator[Change]:
+    def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True, user: str | None = None) -> Iterator[Change]:
         """Changes as they happen, from the moment this returns until the iterator is closed."""
         ref, link = self._sandbox._target()
-        exchange = link.open(calls.watch(ref, path, recursive))
+        exchange = link.open(calls.watch(ref, path, recursive, user))
         exchange.raise_for_status()
         return _changes(exchange)
 
-    def _do(self, verb: str, fields: dict[str, Any], *, repeatable: bool = False) -> Any:
+    def _do(self, verb: str, fields: dict[str, Any], user: str | None, *, repeatable: bool = False) -> Any:
         ref, link = self._sandbox._target()
-        return link.call(calls.file_operation(ref, verb, fields, repeatable=repeatable))
+        return link.call(calls.file_operation(ref, verb, {**fields, "user": user}, repeatable=repeatable))
 
 
 def _changes(exchange: Exchange) -> Iterator[Change]:

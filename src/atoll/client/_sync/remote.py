@@ -57,6 +57,10 @@ class RemoteExchange(Answered):
         self._answers = None
         self._rpc.cancel()
 
+    def interrupt(self) -> None:
+        """End the exchange from outside; whoever reads it now is told that it was lost."""
+        self._rpc.cancel()
+
 
 class RemoteLink:
     """The way to one gateway. Safe to share between threads."""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack
 
-from atoll.errors import FailedPrecondition, NotFound, SandboxGone
+from atoll.errors import AtollError, FailedPrecondition, NotFound, SandboxGone
 
 from .. import calls
 from ..links import open_link
@@ -199,15 +199,19 @@ class Sandbox(Workspaces):
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         umask: int | None = None,
+        merge_stderr: bool = False,
         stdin: str | bytes | None = None,
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run a program (a list) or a shell line (a string) and wait."""
+        """Run a program (a list) or a shell line (a string) and wait.
+
+        `merge_stderr`: both streams come in `stdout`, in the order in which they were written.
+        """
         ref, link = self._target()
         call = calls.start(
-            ref, command, cwd=cwd, env=env, user=user, umask=umask, stdin=stdin, timeout=timeout,
-            output_limit=output_limit,
+            ref, command, cwd=cwd, env=env, user=user, umask=umask, merge_stderr=merge_stderr, stdin=stdin,
+            timeout=timeout, output_limit=output_limit,
         )  # fmt: skip
         return ExecResult(link.call(call))
 
@@ -348,6 +352,7 @@ class Pty:
         self._sandbox = sandbox
         self._exchange = exchange
         self._values = _values(exchange)
+        self._closed = False
         self.id = command_id
         self.result: ExecResult | None = None
 
@@ -361,11 +366,15 @@ class Pty:
         return self._output()
 
     def _output(self) -> Iterator[bytes]:
-        for value in self._values:
-            if isinstance(value, Output):
-                yield value.data
-            elif isinstance(value, ExecResult):
-                self.result = value
+        try:
+            for value in self._values:
+                if isinstance(value, Output):
+                    yield value.data
+                elif isinstance(value, ExecResult):
+                    self.result = value
+        except AtollError:
+            if not self._closed:  # closed while it was read: the output ends here
+                raise
 
     def write(self, data: bytes | str) -> None:
         """Type something."""
@@ -384,13 +393,23 @@ class Pty:
             raise FailedPrecondition("the terminal was closed before it ended")
         return self.result
 
+    def signal(self, number: int, *, group: str = "foreground") -> None:
+        """Send a signal to what runs in the foreground of the terminal, or to another `group` as in `Command.signal`."""
+        ref, link = self._sandbox._target()
+        link.call(calls.signal(ref, self.id, number, group))
+
     def kill(self) -> None:
         ref, link = self._sandbox._target()
         link.call(calls.kill(ref, self.id))
 
     def close(self) -> None:
-        """Let go of it; what still runs on it is killed."""
-        self._values.close()
+        """Let go of it; what still runs on it is killed. Whoever reads it meanwhile sees its end."""
+        self._closed = True
+        self._exchange.interrupt()
+        try:
+            self._values.close()
+        except (RuntimeError, ValueError):
+            return  # it is being read: the reader finds the connection closed and lets go of it
         self._exchange.close()
 
 

@@ -11,7 +11,7 @@ from atoll.core.commands.history import History, Writer
 from atoll.core.commands.output import Output
 from atoll.core.sandboxes.state import Live
 from atoll.core.store.sqlite import Row, Store
-from atoll.guest import Exit, Process
+from atoll.guest import Exit, Process, ProgramNotStarted
 from atoll.model import Chunk, CommandInfo, ExecResult, shown
 
 SETTLE = 15.0
@@ -125,13 +125,16 @@ class Running:
         self._history.record(self.live.id, self.live.owner, "oom", command_id=self.id, limit_mb=limit)
         return Chunk(channel, line, offset)
 
-    def never_started(self, code: int, why: str) -> None:
+    def never_started(self, refused: ProgramNotStarted) -> None:
         """The program is missing (127) or not executable (126): a result, as a shell would give it."""
         self._transcript.asked(" ".join(self.argv))
-        line = f"atoll: {why}\n".encode("utf-8", "replace")
+        line = f"atoll: {refused.message}\n".encode("utf-8", "replace")
         self.output.add(2, line)
         self._transcript.output("e", line)
-        self.conclude("completed", exit_code=code, signal=None, timed_out=False, oom=False)
+        self.conclude(
+            "completed", exit_code=refused.exit_code, signal=None, timed_out=False, oom=False,
+            error_code=refused.guest_code,
+        )  # fmt: skip
 
     def conclude(self, status: str, **summary: Any) -> None:
         self.ended, self.ended_at = True, time.time()
@@ -284,6 +287,7 @@ def info(
         stderr_bytes=totals[1] if totals else summary.get("stderr_bytes", 0),
         timed_out=bool(summary.get("timed_out")),
         oom=bool(summary.get("oom")),
+        error_code=summary.get("error_code"),
         duration_ms=summary.get("duration_ms") or int(((row["ended_at"] or time.time()) - row["started_at"]) * 1000),
         cpu_ms=summary.get("cpu_ms", 0),
         max_rss_kb=summary.get("max_rss_kb", 0),

@@ -319,7 +319,7 @@ class Commands:
                 process = await self._process(live, command, spec, call, cwd, sent)
             running.begin(process, spec.stdin_bytes())
         except ProgramNotStarted as refused:
-            running.never_started(refused.exit_code, refused.message)
+            running.never_started(refused)
         except BaseException as error:
             live.commands.pop(command, None)
             if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
@@ -346,6 +346,8 @@ class Commands:
         else:
             assert isinstance(spec, ExecSpec)
             request.update(argv=spec.argv, shell=spec.command, env=spec.env or None, user=spec.user, umask=spec.umask)
+            if spec.merge_stderr:
+                request["merge_stderr"] = True
             if spec.pty is not None:
                 request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
                 request["stdin"] = True

@@ -72,13 +72,19 @@ class Files:
 
     @asynccontextmanager
     async def read(
-        self, who: Principal, ref: str, path: str, offset: int | None = None, limit: int | None = None
+        self,
+        who: Principal,
+        ref: str,
+        path: str,
+        offset: int | None = None,
+        limit: int | None = None,
+        user: str | None = None,
     ) -> AsyncIterator[tuple[Entry, Download]]:
         """A file's stat, and its bytes to iterate over."""
         checked = _path(path)
         live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
-            async with await client.download("read", path=checked, offset=offset, limit=limit) as download:
+            async with await client.download("read", path=checked, offset=offset, limit=limit, user=user) as download:
                 try:
                     head = await download.start()
                 except ConnectionLost as lost:
@@ -88,11 +94,13 @@ class Files:
                 yield clean(stat) if isinstance(stat, dict) else {}, download
 
     @asynccontextmanager
-    async def tar_out(self, who: Principal, ref: str, path: str, gzip: bool = False) -> AsyncIterator[Download]:
+    async def tar_out(
+        self, who: Principal, ref: str, path: str, gzip: bool = False, user: str | None = None
+    ) -> AsyncIterator[Download]:
         checked = _path(path)
         live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
-            async with await client.download("tar_out", path=checked, gzip=gzip or None) as download:
+            async with await client.download("tar_out", path=checked, gzip=gzip or None, user=user) as download:
                 yield download
 
     async def write(
@@ -126,12 +134,14 @@ class Files:
         if live.spec.require_approval:
             await self._gate.change(who, live, op, fields)
 
-    async def watch(self, who: Principal, ref: str, path: str, recursive: bool) -> AsyncIterator[Entry]:
+    async def watch(
+        self, who: Principal, ref: str, path: str, recursive: bool, user: str | None = None
+    ) -> AsyncIterator[Entry]:
         """`{"watching": True}` once nothing can be missed any more, then changes until the caller goes away."""
         checked = _path(path)
         live = await self._sandboxes.wake(who, ref)
         with live.use() as client:
-            stream = await client.open("watch", path=checked, recursive=recursive)
+            stream = await client.open("watch", path=checked, recursive=recursive, user=user)
             try:
                 async for item in stream:
                     if item.kind != wire.EVENT:

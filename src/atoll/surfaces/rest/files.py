@@ -3,18 +3,22 @@
 import msgspec
 
 from atoll import errors, model
+from atoll.model.fields import USER
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, mode, whole
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
 
-@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit"))
+@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit", "user"))
 async def read(rest: Rest, exchange: Exchange) -> None:
-    query = exchange.query("path", "offset", "limit")
+    query = exchange.query("path", "offset", "limit", "user")
     offset, limit = whole(query, "offset"), whole(query, "limit")
 
     async def work() -> None:
-        async with rest.core.files.read(exchange.who, exchange.ref, _path(query), offset, limit) as (stat, data):
+        async with rest.core.files.read(exchange.who, exchange.ref, _path(query), offset, limit, _user(query)) as (
+            stat,
+            data,
+        ):
             plain = {key: value for key, value in stat.items() if isinstance(value, int | float) or key == "type"}
             headers = [(b"content-type", b"application/octet-stream"), (b"x-atoll-stat", msgspec.json.encode(plain))]
             await exchange.start(200, headers)
@@ -29,10 +33,10 @@ async def read(rest: Rest, exchange: Exchange) -> None:
     "PUT",
     f"{SANDBOX}/files",
     "Write a file from the raw body",
-    query=("path", "mode", "append", "offset", "parents", "create"),
+    query=("path", "mode", "append", "offset", "parents", "create", "user"),
 )
 async def write(rest: Rest, exchange: Exchange) -> None:
-    query = exchange.query("path", "mode", "append", "offset", "parents", "create")
+    query = exchange.query("path", "mode", "append", "offset", "parents", "create", "user")
     create = query.get("create") or None
     if create not in (None, "any", "new", "existing"):
         raise errors.InvalidArgument("create must be any, new or existing")
@@ -46,6 +50,7 @@ async def write(rest: Rest, exchange: Exchange) -> None:
         offset=whole(query, "offset"),
         parents=flag(query, "parents") or None,
         create=create,
+        user=_user(query),
     )
     await exchange.answer(answer)
 
@@ -77,12 +82,14 @@ _file_operation("sed", model.Sed, "Replace in files")
 _file_operation("du", model.PathOnly, "Disk use of a tree")
 
 
-@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip"))
+@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip", "user"))
 async def tar_out(rest: Rest, exchange: Exchange) -> None:
-    query = exchange.query("path", "gzip")
+    query = exchange.query("path", "gzip", "user")
 
     async def work() -> None:
-        async with rest.core.files.tar_out(exchange.who, exchange.ref, _path(query), flag(query, "gzip")) as data:
+        async with rest.core.files.tar_out(
+            exchange.who, exchange.ref, _path(query), flag(query, "gzip"), _user(query)
+        ) as data:
             first = await anext(data, b"")
             await exchange.start(200, [(b"content-type", b"application/x-tar")])
             if first:
@@ -94,18 +101,30 @@ async def tar_out(rest: Rest, exchange: Exchange) -> None:
     await exchange.while_connected(work())
 
 
-@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path",))
+@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path", "user"))
 async def tar_in(rest: Rest, exchange: Exchange) -> None:
-    path = _path(exchange.query("path"))
-    await exchange.answer(await rest.core.files.tar_in(exchange.who, exchange.ref, path, exchange.chunks()))
+    query = exchange.query("path", "user")
+    answer = await rest.core.files.tar_in(
+        exchange.who, exchange.ref, _path(query), exchange.chunks(), user=_user(query)
+    )
+    await exchange.answer(answer)
 
 
-@route("GET", f"{SANDBOX}/watch", "Changes below a path as a frame stream", query=("path", "recursive"))
+@route("GET", f"{SANDBOX}/watch", "Changes below a path as a frame stream", query=("path", "recursive", "user"))
 async def watch(rest: Rest, exchange: Exchange) -> None:
-    query = exchange.query("path", "recursive")
+    query = exchange.query("path", "recursive", "user")
     recursive = flag(query, "recursive", True)
-    await frames.send(exchange, rest.core.files.watch(exchange.who, exchange.ref, _path(query), recursive))
+    await frames.send(
+        exchange, rest.core.files.watch(exchange.who, exchange.ref, _path(query), recursive, _user(query))
+    )
 
 
 def _path(query: dict[str, str]) -> str:
     return query.get("path") or ""
+
+
+def _user(query: dict[str, str]) -> str | None:
+    user = query.get("user") or None
+    if user is not None and not USER.match(user):
+        raise errors.InvalidArgument("user must be a name or number, optionally with `:group`")
+    return user
