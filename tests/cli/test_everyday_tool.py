@@ -200,3 +200,16 @@ def test_everyday_16_skill_install_leaves_the_project_alone(cli: Cli, tmp_path: 
     assert (project / ".kiro/skills/k8e-sandbox/SKILL.md").is_file()
     install("claude", "--project")
     assert (project / ".claude/skills/k8e-sandbox/SKILL.md").is_file()
+
+
+def test_everyday_the_daemon_keeps_nothing_of_its_first_caller(fresh: Cli) -> None:
+    """A descriptor the caller had open, such as a script's lock, is not held for as long as the daemon lives."""
+    reading, writing = os.pipe()
+    try:
+        process = fresh.popen("sandbox", "status", stdout=subprocess.DEVNULL, pass_fds=(writing,))
+    finally:
+        os.close(writing)
+    assert process.wait(WAIT) == 0
+    assert select.select([reading], [], [], 10.0)[0], "somebody still has the other end"
+    assert os.read(reading, 1) == b""
+    os.close(reading)

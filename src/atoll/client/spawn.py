@@ -26,7 +26,7 @@ _DETACH = (
     "import os,sys\n"
     "pid=os.fork()\n"
     "if pid: os.write(1,b'%d'%pid); os._exit(0)\n"
-    "os.setsid(); os.chdir('/'); os.dup2(2,1); os.execv(sys.argv[1],sys.argv[1:])\n"
+    "os.closerange(3,os.sysconf('SC_OPEN_MAX')); os.setsid(); os.chdir('/'); os.dup2(2,1); os.execv(sys.argv[1],sys.argv[1:])\n"
 )
 
 
