@@ -2,7 +2,7 @@
 //! also where there is no control group to find them by. It has no rights, holds no descriptor, and only waits.
 
 use crate::failure::{Failure, Result};
-use crate::sys;
+use crate::{machine, sys};
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -54,6 +54,7 @@ fn keep(engine: impl FnOnce() -> Result<()>, launcher: UnixStream) -> i32 {
     }
     let Ok(mut launcher) = only(launcher) else { return 1 };
     let status = if started < 0 { 1 } else { wait_for(started) };
+    machine::widen();
     let kept = std::fs::read_to_string(PID_FILE).ok().and_then(|text| text.trim().parse().ok());
     let known = launcher.write_all(&status.to_ne_bytes()).and_then(|()| launcher.read_exact(&mut [0u8; 1]));
     let (Ok(()), Some(kept)) = (known, kept) else { return 1 };

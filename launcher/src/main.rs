@@ -14,6 +14,7 @@ mod groups;
 mod keeper;
 mod layout;
 mod loopdev;
+mod machine;
 mod mounts;
 mod namespaces;
 mod oci;
@@ -63,6 +64,9 @@ fn run() -> Result<()> {
     if let Some(config) = &order.inside {
         groups::go_on_inside(&order.groups)?;
         layout::write_bundle(config, base)?;
+        if let Some(seen) = &order.seen {
+            machine::write(seen)?;
+        }
         namespaces::enter(&spaces)?;
         mounts::private_namespace()?; // one that the sandbox's root owns, else the engine could not mount in it
         mounts::chdir(&sys::c(&order.stage)?)?;
@@ -73,7 +77,13 @@ fn run() -> Result<()> {
         return become_engine(&order, spaces, &fds);
     }
     let file = fds.get(2).ok_or_else(|| Failure::new("order", "no file for the process id".into()))?;
-    let status = keeper::start(|| become_engine(&order, spaces, &fds), file)?;
+    let engine = || {
+        if let Some(seen) = &order.seen {
+            machine::show(seen);
+        }
+        become_engine(&order, spaces, &fds)
+    };
+    let status = keeper::start(engine, file)?;
     std::process::exit(status)
 }
 

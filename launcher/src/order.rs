@@ -21,8 +21,16 @@ pub struct Start {
     pub inside: Option<String>,
     /// For the engine that is ours: what to start instead of `argv`.
     pub direct: Option<Direct>,
+    /// What an engine inside is to take for the machine's.
+    pub seen: Option<Seen>,
     pub argv: Vec<String>,
     pub env: Vec<String>,
+}
+
+/// The limits that programs shall see as the size of the machine.
+pub struct Seen {
+    pub cpus: usize,
+    pub memory: u64,
 }
 
 pub struct Direct {
@@ -81,11 +89,19 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         groups: order.list("groups", text)?,
         inside: optional(order.take("inside")?, text)?,
         direct: if order.has("direct") { Some(direct(order.take("direct")?)?) } else { None },
+        seen: if order.has("seen") { Some(seen(order.take("seen")?)?) } else { None },
         argv: order.list("argv", text)?,
         env: order.list("env", text)?,
     };
     order.end()?;
     Ok(start)
+}
+
+fn seen(value: Value) -> Result<Seen> {
+    let mut fields = Fields::of(value)?;
+    let seen = Seen { cpus: fields.number("cpus")? as usize, memory: fields.number("memory")? };
+    fields.end()?;
+    Ok(seen)
 }
 
 fn direct(value: Value) -> Result<Direct> {

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import os
 import re
 import secrets
@@ -190,6 +191,9 @@ class Assembly:
                 "argv": self._engine.run(self._paths, spec.id, stage, networked=networked),
                 "env": ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],
             }
+            if inside is not None:
+                cpus = math.ceil(spec.limits.cpus)
+                order["seen"] = {"cpus": cpus, "memory": spec.limits.memory_mb << 20}
             if self._engine.direct:
                 order["direct"] = direct.order(config, spec.seccomp, len(fds) - 1)
             status = await launcher.start(order, fds)
