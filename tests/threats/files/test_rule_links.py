@@ -18,15 +18,15 @@ WAYS = (
 
 
 def asked(lab: Lab, box: str, target: str) -> dict[str, Any]:
-    """The approval a write waits for; the caller then leaves, which takes the request back."""
+    """The approval that a write waits for; the caller then leaves."""
+    before = {one["id"] for one in waiting(lab, box)}
     connection = _UnixConnection(f"{lab.home}/daemon.sock")
     try:
         connection.request("PUT", f"/v1/sandboxes/{box}/files?path={target}", b"changed")
-
-        return dict(until(lambda: waiting(lab, box), f"the write to {target} waits")[0])
+        new = until(lambda: [one for one in waiting(lab, box) if one["id"] not in before], f"{target} waits")
+        return dict(new[0])
     finally:
         connection.close()
-        until(lambda: not waiting(lab, box), "the request is taken back")
 
 
 def waiting(lab: Lab, box: str) -> list[Any]:
