@@ -20,7 +20,7 @@ from atoll.surfaces.iii.door import LOCAL, Door, Functions
 from atoll.surfaces.iii.failure import Failure, of_file
 from atoll.surfaces.iii.settings import Settings
 from atoll.surfaces.iii.table import FUNCTIONS, call, schemas
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.surfaces.rest.routes import Rest, Route, route
 
 DOOR = b"x-atoll-functions"
 
@@ -54,7 +54,7 @@ def _payload(body: bytes) -> Any:
 
 
 def _add(name: str) -> None:
-    @route("POST", f"/functions/{name}", FUNCTIONS[name].does)
+    @route("POST", f"/functions/{name}", FUNCTIONS[name].does, scope="admin")
     async def invoke(rest: Rest, exchange: Exchange) -> None:
         door = _door(rest, exchange)
         try:
@@ -84,11 +84,15 @@ async def unknown(rest: Rest, exchange: Exchange) -> None:
     await _fail(exchange, _door(rest, exchange), failure)
 
 
+UNKNOWN = Route(unknown, "A function that does not exist", "admin")
+
+
 @route(
     "PUT",
     "/functions/sandbox::fs::write",
     "Write a file from the raw body",
     query=("sandbox_id", "path", "mode", "parents"),
+    scope="admin",
 )
 async def write(rest: Rest, exchange: Exchange) -> None:
     door = _door(rest, exchange)
@@ -103,7 +107,7 @@ async def write(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(msgspec.to_builtins(answer))
 
 
-@route("GET", "/functions/sandbox::fs::read/content", "A file's bytes", query=("sandbox_id", "path"))
+@route("GET", "/functions/sandbox::fs::read/content", "A file's bytes", query=("sandbox_id", "path"), scope="admin")
 async def content(rest: Rest, exchange: Exchange) -> None:
     door = _door(rest, exchange)
     query = exchange.query("sandbox_id", "path")
@@ -129,7 +133,7 @@ async def content(rest: Rest, exchange: Exchange) -> None:
         await _fail(exchange, door, of_file(error))
 
 
-@route("GET", "/functions", "Every function with its schemas")
+@route("GET", "/functions", "Every function with its schemas", scope="admin")
 async def table(rest: Rest, exchange: Exchange) -> None:
     found = []
     for name, function in FUNCTIONS.items():
@@ -138,7 +142,9 @@ async def table(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"functions": found})
 
 
-@route("POST", "/v1/functions/open", "A worker's own door, for as long as this request is open", OpenDoor)
+@route(
+    "POST", "/v1/functions/open", "A worker's own door, for as long as this request is open", OpenDoor, scope="admin"
+)
 async def open_door(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(OpenDoor)
     try:

@@ -5,17 +5,14 @@ from contextlib import aclosing
 
 import msgspec
 
-from atoll import errors
 from atoll.server import frames
 from atoll.server.request import Exchange
 from atoll.surfaces.mcp.settings import OpenHttp
 from atoll.surfaces.rest.routes import Rest, route
 
 
-@route("POST", "/v1/mcp/http", "Serve MCP over HTTP while this request is open", OpenHttp)
+@route("POST", "/v1/mcp/http", "Serve MCP over HTTP while this request is open", OpenHttp, scope="local")
 async def open_http(rest: Rest, exchange: Exchange) -> None:
-    if exchange.who.kind != "local":
-        raise errors.PermissionDenied("only the daemon's own user may open a listener")
     request = await exchange.json(OpenHttp)
     await frames.send(exchange, _serve(rest, msgspec.structs.replace(request, project=None)))
 

@@ -5,6 +5,7 @@ from typing import Any
 from atoll import errors
 from atoll.core import Core
 from atoll.core.access.audited_verbs import SOURCE
+from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.core.access.terminal_presence import PEER_PID
 from atoll.server import tunnel
@@ -14,45 +15,25 @@ from atoll.surfaces.agentkernel.http import routes as agentkernel_routes
 from atoll.surfaces.iii import routes as function_routes
 from atoll.surfaces.mcp import routes as mcp_routes
 from atoll.surfaces.rest import (
-    approvals as rest_approvals,
+    approvals,
+    audit,
+    commands,
+    daemon,
+    files,
+    history,
+    images,
+    keys,
+    network,
+    sandboxes,
+    workspaces,
 )
-from atoll.surfaces.rest import (
-    audit as rest_audit,
-)
-from atoll.surfaces.rest import (
-    commands as rest_commands,
-)
-from atoll.surfaces.rest import (
-    daemon as rest_daemon,
-)
-from atoll.surfaces.rest import (
-    files as rest_files,
-)
-from atoll.surfaces.rest import (
-    history as rest_history,
-)
-from atoll.surfaces.rest import (
-    images as rest_images,
-)
-from atoll.surfaces.rest import (
-    keys as rest_keys,
-)
-from atoll.surfaces.rest import (
-    network as rest_network,
-)
-from atoll.surfaces.rest import (
-    sandboxes as rest_sandboxes,
-)
-from atoll.surfaces.rest import (
-    workspaces as rest_workspaces,
-)
-from atoll.surfaces.rest.routes import PATHS, ROUTES, Handler, Host, Rest
+from atoll.surfaces.rest.routes import PATHS, ROUTES, Host, Rest, Route
 
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
-    rest_approvals, rest_audit, rest_commands, rest_daemon, rest_files, rest_history, rest_images, rest_keys, rest_network,
-    rest_sandboxes, rest_workspaces, agentkernel_routes, function_routes, mcp_routes,
+    approvals, audit, commands, daemon, files, history, images, keys, network, sandboxes, workspaces,
+    agentkernel_routes, function_routes, mcp_routes,
 )  # fmt: skip
 NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
 
@@ -80,9 +61,11 @@ class RestApp:
     async def _serve(self, exchange: Exchange) -> None:
         if not isinstance(exchange.who, Principal):
             raise errors.Unauthenticated("who is calling is not known")
-        await self._find(exchange.scope["method"], exchange.parts)(self.rest, exchange)
+        found = self._find(exchange.scope["method"], exchange.parts)
+        found.authorise(exchange.who)
+        await found.handler(self.rest, exchange)
 
-    def _find(self, method: str, parts: list[str]) -> Handler:
+    def _find(self, method: str, parts: list[str]) -> Route:
         pattern = list(parts)
         if len(parts) > 2 and parts[1] in NAMED:
             pattern[2] = "*"
@@ -95,9 +78,9 @@ class RestApp:
             if others:
                 raise errors.Unsupported(f"{method} is not possible here", hint="possible: " + ", ".join(others))
             if method == "POST" and parts[0] == "functions" and len(parts) == 2:
-                return function_routes.unknown
+                return function_routes.UNKNOWN
             raise errors.NotFound("no such route", hint="see /v1/openapi.json")
-        return found.handler
+        return found
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send, who: Any, parts: list[str]) -> None:
         if not isinstance(who, Principal):
@@ -110,5 +93,8 @@ class RestApp:
             return
         if len(parts) != 5 or parts[:2] != ["v1", "sandboxes"] or parts[3] != "ports":
             await tunnel.refuse(errors.NotFound("no such route"), send)
+            return
+        if not may(who, "use"):
+            await tunnel.refuse(errors.PermissionDenied("this key does not have the scope 'use'"), send)
             return
         await tunnel.serve(self.rest.core.ports, who, parts[2], parts[4], receive, send)

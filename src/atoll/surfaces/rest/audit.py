@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from atoll.core.access.credentials import may, require
+from atoll.core.access.credentials import may
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, whole
 from atoll.surfaces.rest.routes import Rest, route
@@ -17,6 +17,7 @@ LOOK_AGAIN = 0.25
     "/v1/audit",
     "The newest records; with `follow` a frame stream",
     query=("sandbox", "limit", "after", "follow"),
+    scope="use",
 )
 async def audit(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("sandbox", "limit", "after", "follow")
@@ -44,8 +45,7 @@ async def _follow(rest: Rest, sandbox: str, who: str, after: int) -> AsyncIterat
         await asyncio.sleep(LOOK_AGAIN)
 
 
-@route("GET", "/v1/audit/verify", "Whether the chain of records holds")
+@route("GET", "/v1/audit/verify", "Whether the chain of records holds", scope="admin")
 async def verify(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     verdict = await asyncio.to_thread(rest.core.audit.verify)
     await exchange.answer({"ok": verdict.ok, "records": verdict.records, "problem": verdict.problem})

@@ -9,12 +9,12 @@ from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 COMMAND = SANDBOX + "/commands/{cid}"
 
 
-@route("POST", f"{SANDBOX}/exec", "Run a command", model.ExecSpec, model.ExecResult)
+@route("POST", f"{SANDBOX}/exec", "Run a command", model.ExecSpec, model.ExecResult, scope="use")
 async def exec_command(rest: Rest, exchange: Exchange) -> None:
     await _execute(rest, exchange, await exchange.json(model.ExecSpec))
 
 
-@route("POST", f"{SANDBOX}/run", "Run code in a language", model.RunSpec, model.ExecResult)
+@route("POST", f"{SANDBOX}/run", "Run code in a language", model.RunSpec, model.ExecResult, scope="use")
 async def run_code(rest: Rest, exchange: Exchange) -> None:
     await _execute(rest, exchange, await exchange.json(model.RunSpec))
 
@@ -29,13 +29,18 @@ async def _execute(rest: Rest, exchange: Exchange, spec: model.ExecSpec | model.
         await exchange.answer(await exchange.while_connected(commands.exec(exchange.who, exchange.ref, spec)))
 
 
-@route("GET", f"{SANDBOX}/commands", "Commands of a sandbox, oldest first")
+@route("GET", f"{SANDBOX}/commands", "Commands of a sandbox, oldest first", scope="use")
 async def list_commands(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"commands": await rest.core.commands.list(exchange.who, exchange.ref)})
 
 
 @route(
-    "GET", COMMAND, "A command and its output so far", answer=model.CommandInfo, query=("stdout_from", "stderr_from")
+    "GET",
+    COMMAND,
+    "A command and its output so far",
+    answer=model.CommandInfo,
+    query=("stdout_from", "stderr_from"),
+    scope="use",
 )
 async def poll(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("stdout_from", "stderr_from")
@@ -43,14 +48,20 @@ async def poll(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.commands.poll(exchange.who, exchange.ref, exchange.command, *start))
 
 
-@route("GET", f"{COMMAND}/stream", "Its output from those offsets as a frame stream", query=("stdout", "stderr"))
+@route(
+    "GET",
+    f"{COMMAND}/stream",
+    "Its output from those offsets as a frame stream",
+    query=("stdout", "stderr"),
+    scope="use",
+)
 async def attach(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("stdout", "stderr")
     start = whole(query, "stdout", 0, -1), whole(query, "stderr", 0, -1)
     await frames.send(exchange, rest.core.commands.attach(exchange.who, exchange.ref, exchange.command, *start))
 
 
-@route("POST", f"{COMMAND}/stdin", "Feed its standard input with the raw body", query=("eof",))
+@route("POST", f"{COMMAND}/stdin", "Feed its standard input with the raw body", query=("eof",), scope="use")
 async def stdin(rest: Rest, exchange: Exchange) -> None:
     eof = flag(exchange.query("eof"), "eof")
     body = exchange.chunks()
@@ -58,31 +69,31 @@ async def stdin(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"written": written})
 
 
-@route("POST", f"{COMMAND}/signal", "Send it a signal", model.Signal)
+@route("POST", f"{COMMAND}/signal", "Send it a signal", model.Signal, scope="use")
 async def signal(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Signal)
     await rest.core.commands.signal(exchange.who, exchange.ref, exchange.command, request.signal, request.group)
     await exchange.answer({})
 
 
-@route("POST", f"{COMMAND}/kill", "End it with everything it started", answer=model.CommandInfo)
+@route("POST", f"{COMMAND}/kill", "End it with everything it started", answer=model.CommandInfo, scope="use")
 async def kill(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.commands.kill(exchange.who, exchange.ref, exchange.command))
 
 
-@route("POST", f"{COMMAND}/resize", "Change the size of its terminal", model.Resize)
+@route("POST", f"{COMMAND}/resize", "Change the size of its terminal", model.Resize, scope="use")
 async def resize(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Resize)
     await rest.core.commands.resize(exchange.who, exchange.ref, exchange.command, request.rows, request.cols)
     await exchange.answer({})
 
 
-@route("GET", f"{COMMAND}/foreground", "The process group in front on its terminal")
+@route("GET", f"{COMMAND}/foreground", "The process group in front on its terminal", scope="use")
 async def foreground(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"pgid": await rest.core.commands.foreground(exchange.who, exchange.ref, exchange.command)})
 
 
-@route("GET", f"{SANDBOX}/processes", "Processes inside")
+@route("GET", f"{SANDBOX}/processes", "Processes inside", scope="use")
 async def processes(rest: Rest, exchange: Exchange) -> None:
     found = await rest.core.commands.processes(exchange.who, exchange.ref)
     await exchange.answer({"processes": [clean(process) for process in found]})

@@ -5,12 +5,12 @@ import time
 
 import atoll
 from atoll import config, model
-from atoll.core.access.credentials import may, require
+from atoll.core.access.credentials import may
 from atoll.server.request import Exchange
 from atoll.surfaces.rest.routes import Rest, route
 
 
-@route("GET", "/v1/health", "Whether the daemon is well, and which one it is")
+@route("GET", "/v1/health", "Whether the daemon is well, and which one it is", scope="use")
 async def health(rest: Rest, exchange: Exchange) -> None:
     told = {"ok": True, "version": atoll.__version__}
     if may(exchange.who, "admin"):  # counts of all owners together, and paths of the host, are no tenant's business
@@ -25,37 +25,46 @@ async def health(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(told)
 
 
-@route("GET", "/v1/openapi.json", "This document")
+@route("GET", "/v1/openapi.json", "This document", scope="use")
 async def openapi(rest: Rest, exchange: Exchange) -> None:
     from atoll.surfaces.rest.openapi import document
 
     await exchange.answer(document())
 
 
-@route("GET", "/v1/runtimes", "Which runtimes work on this machine, and why others do not")
+@route("GET", "/v1/runtimes", "Which runtimes work on this machine, and why others do not", scope="use")
 async def runtimes(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"runtimes": await rest.core.backend.runtimes()})
 
 
-@route("GET", "/v1/config", "Every setting with its present value")
+@route("GET", "/v1/config", "Every setting with its present value", scope="admin")
 async def settings(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")  # environments of the operator's, and addresses of the company's
     await exchange.answer(config.show(rest.core.config))
 
 
-@route("GET", "/v1/accounts", "What each sandbox, owner and stranger holds of memory, threads, connections and space")
+@route(
+    "GET",
+    "/v1/accounts",
+    "What each sandbox, owner and stranger holds of memory, threads, connections and space",
+    scope="admin",
+)
 async def accounts(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     await exchange.answer({"accounts": rest.core.accounts.snapshot()})
 
 
-@route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop)
+@route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop, scope="admin")
 async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Stop)
     await exchange.answer({"stopping": True, "sandboxes": await rest.host.stop(request.force)})
 
 
-@route("POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do, and warm sandboxes", model.Pin)
+@route(
+    "POST",
+    "/v1/daemon/pin",
+    "Keep the daemon even when there is nothing to do, and warm sandboxes",
+    model.Pin,
+    scope="admin",
+)
 async def pin(rest: Rest, exchange: Exchange) -> None:
     request, boxes = await exchange.json(model.Pin), rest.core.sandboxes.boxes
     rest.host.pin()

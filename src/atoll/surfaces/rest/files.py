@@ -9,7 +9,7 @@ from atoll.server.request import Exchange, flag, mode, whole
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
 
-@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit", "user"))
+@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit", "user"), scope="use")
 async def read(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "offset", "limit", "user")
     offset, limit = whole(query, "offset"), whole(query, "limit")
@@ -34,6 +34,7 @@ async def read(rest: Rest, exchange: Exchange) -> None:
     f"{SANDBOX}/files",
     "Write a file from the raw body",
     query=("path", "mode", "append", "offset", "parents", "create", "user"),
+    scope="use",
 )
 async def write(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "mode", "append", "offset", "parents", "create", "user")
@@ -56,7 +57,7 @@ async def write(rest: Rest, exchange: Exchange) -> None:
 
 
 def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
-    @route("POST", f"{SANDBOX}/files/{verb}", does, kind)
+    @route("POST", f"{SANDBOX}/files/{verb}", does, kind, scope="use")
     async def operate(rest: Rest, exchange: Exchange) -> None:
         request = await exchange.json(kind)
         files = rest.core.files
@@ -82,7 +83,7 @@ _file_operation("sed", model.Sed, "Replace in files")
 _file_operation("du", model.PathOnly, "Disk use of a tree")
 
 
-@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip", "user"))
+@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip", "user"), scope="use")
 async def tar_out(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "gzip", "user")
 
@@ -101,7 +102,7 @@ async def tar_out(rest: Rest, exchange: Exchange) -> None:
     await exchange.while_connected(work())
 
 
-@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path", "user"))
+@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path", "user"), scope="use")
 async def tar_in(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "user")
     answer = await rest.core.files.tar_in(
@@ -110,7 +111,13 @@ async def tar_in(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(answer)
 
 
-@route("GET", f"{SANDBOX}/watch", "Changes below a path as a frame stream", query=("path", "recursive", "user"))
+@route(
+    "GET",
+    f"{SANDBOX}/watch",
+    "Changes below a path as a frame stream",
+    query=("path", "recursive", "user"),
+    scope="use",
+)
 async def watch(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "recursive", "user")
     recursive = flag(query, "recursive", True)

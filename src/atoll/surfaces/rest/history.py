@@ -6,7 +6,7 @@ from atoll.server.request import Exchange, whole
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
 
-@route("GET", f"{SANDBOX}/log", "A window of the transcript", query=("offset", "limit"))
+@route("GET", f"{SANDBOX}/log", "A window of the transcript", query=("offset", "limit"), scope="use")
 async def transcript(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("offset", "limit")
     offset, limit = whole(query, "offset", 0), whole(query, "limit", 0)
@@ -15,7 +15,7 @@ async def transcript(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"sandbox_id": row["id"], **rest.core.history.window(row["id"], offset, limit)})
 
 
-@route("GET", f"{SANDBOX}/events", "Events; with `follow` a frame stream", query=events.WINDOW)
+@route("GET", f"{SANDBOX}/events", "Events; with `follow` a frame stream", query=events.WINDOW, scope="use")
 async def sandbox_events(rest: Rest, exchange: Exchange) -> None:
     row = rest.core.sandboxes.known(exchange.who, exchange.ref)
     await events.answer(exchange, rest.core.history, row["id"])

@@ -4,14 +4,13 @@ import asyncio
 from typing import Any
 
 from atoll import errors, model
-from atoll.core.access.credentials import require
 from atoll.core.policy.images import AUTO, StoredImages
 from atoll.server import frames
 from atoll.server.request import Exchange
 from atoll.surfaces.rest.routes import Rest, route
 
 
-@route("POST", "/v1/run", "A command in a sandbox of its own", model.RunOnce, model.ExecResult)
+@route("POST", "/v1/run", "A command in a sandbox of its own", model.RunOnce, model.ExecResult, scope="use")
 async def run_once(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.RunOnce)
     if frames.wanted(exchange):
@@ -21,7 +20,11 @@ async def run_once(rest: Rest, exchange: Exchange) -> None:
 
 
 @route(
-    "GET", "/v1/images/detect", "The catalog's image for a command; null where it alone means none", query=("program",)
+    "GET",
+    "/v1/images/detect",
+    "The catalog's image for a command; null where it alone means none",
+    query=("program",),
+    scope="use",
 )
 async def detect(rest: Rest, exchange: Exchange) -> None:
     program = exchange.query("program").get("program") or ""
@@ -29,7 +32,7 @@ async def detect(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"program": program, "image": None if is_default else image})
 
 
-@route("POST", "/v1/images/detect", "The image for a command in a directory", model.DetectImage)
+@route("POST", "/v1/images/detect", "The image for a command in a directory", model.DetectImage, scope="admin")
 async def detect_here(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.DetectImage)
     image, is_default = await asyncio.to_thread(
@@ -40,7 +43,7 @@ async def detect_here(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"program": request.program, "image": image})
 
 
-@route("GET", "/v1/images", "Images on this machine")
+@route("GET", "/v1/images", "Images on this machine", scope="use")
 async def list_images(rest: Rest, exchange: Exchange) -> None:
     images = _images(rest)
     found = await asyncio.to_thread(lambda: [_shown(image.to_json()) for image in images.store.list()])
@@ -49,7 +52,7 @@ async def list_images(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(answer)
 
 
-@route("GET", "/v1/images/inspect", "One image", query=("name",))
+@route("GET", "/v1/images/inspect", "One image", query=("name",), scope="use")
 async def inspect(rest: Rest, exchange: Exchange) -> None:
     images, name = _images(rest), _name(exchange.query("name"))
     if name == "host":
@@ -63,9 +66,8 @@ async def inspect(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(found.to_json())
 
 
-@route("POST", "/v1/images/pull", "Pull an image, telling how far it is", model.PullImage)
+@route("POST", "/v1/images/pull", "Pull an image, telling how far it is", model.PullImage, scope="admin")
 async def pull(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     request, images = await exchange.json(model.PullImage), _images(rest)
     entry = images.catalog.get(request.name)
     images.allowlist.check(request.name, images.catalog)
@@ -73,17 +75,21 @@ async def pull(rest: Rest, exchange: Exchange) -> None:
     await frames.send(exchange, images.watch(lambda step: images.store.pull(name, progress=step)))
 
 
-@route("POST", "/v1/images/build", "Build an image of Debian packages", model.BuildImage)
+@route("POST", "/v1/images/build", "Build an image of Debian packages", model.BuildImage, scope="admin")
 async def build(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     request, images = await exchange.json(model.BuildImage), _images(rest)
     work = images.watch(lambda step: images.store.build_debian(request.name, request.debian, step))
     await frames.send(exchange, work)
 
 
-@route("POST", "/v1/images/remove", "Remove an image's name, and the image with its last name", model.PullImage)
+@route(
+    "POST",
+    "/v1/images/remove",
+    "Remove an image's name, and the image with its last name",
+    model.PullImage,
+    scope="admin",
+)
 async def remove(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     request, images = await exchange.json(model.PullImage), _images(rest)
     entry = images.catalog.get(request.name)
     name = entry.oci if entry is not None and images.store.find(entry.oci) is not None else request.name
@@ -91,9 +97,8 @@ async def remove(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"removed": name, "bytes": freed})
 
 
-@route("POST", "/v1/images/prune", "Remove what no name and no sandbox needs")
+@route("POST", "/v1/images/prune", "Remove what no name and no sandbox needs", scope="admin")
 async def prune(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     await exchange.json(model.Request)
     pruned = await asyncio.to_thread(_images(rest).store.prune, _in_use(rest))
     await exchange.answer({"images": list(pruned.images), "layers": pruned.layers, "bytes": pruned.bytes})

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 
 from atoll import errors, model
 from atoll.core.access.audited_verbs import SOURCE
-from atoll.core.access.credentials import KeyHolder, require
+from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.keys import Key, parse_ttl
 from atoll.server.request import Exchange, flag
 from atoll.surfaces.rest.routes import Rest, route
@@ -52,16 +52,14 @@ class NamedCertificate(model.Request, kw_only=True):
     fingerprint: Annotated[str, Meta(pattern="^[0-9A-Fa-f]{64}$")]
 
 
-@route("GET", "/v1/keys", "API keys, without the keys themselves", query=("revoked",))
+@route("GET", "/v1/keys", "API keys, without the keys themselves", query=("revoked",), scope="admin")
 async def list_keys(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     found = rest.core.keys.list(revoked=flag(exchange.query("revoked"), "revoked"))
     await exchange.answer({"keys": [_shown(key) for key in found]})
 
 
-@route("POST", "/v1/keys", "Make a key; the answer is the only place it is shown", CreateKey, status=201)
+@route("POST", "/v1/keys", "Make a key; the answer is the only place it is shown", CreateKey, status=201, scope="admin")
 async def create_key(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     asked = await exchange.json(CreateKey)
     rest.core.granting.check(exchange.who, asked.name, asked.scopes, asked.answer)
     _write_down(rest, exchange, "keys.create", name=asked.name, scopes=list(asked.scopes))
@@ -75,16 +73,20 @@ async def create_key(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({**_shown(made.key), "key": made.secret, "e2b_key": made.e2b}, 201)
 
 
-@route("POST", "/v1/keys/challenge", "Show on the caller's terminal what a key that can approve takes", ChallengeKey)
+@route(
+    "POST",
+    "/v1/keys/challenge",
+    "Show on the caller's terminal what a key that can approve takes",
+    ChallengeKey,
+    scope="admin",
+)
 async def challenge_key(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     asked = await exchange.json(ChallengeKey)
     await exchange.answer({"needed": await rest.core.granting.challenge(exchange.who, asked.name, asked.scopes)})
 
 
-@route("POST", "/v1/keys/revoke", "End a key, and every certificate issued for it, at once", NamedKey)
+@route("POST", "/v1/keys/revoke", "End a key, and every certificate issued for it, at once", NamedKey, scope="admin")
 async def revoke_key(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     name = (await exchange.json(NamedKey)).name
     _write_down(rest, exchange, "keys.revoke", name=name)
     key = rest.core.keys.revoke(name)
@@ -93,9 +95,8 @@ async def revoke_key(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"ok": True, **_shown(key)})
 
 
-@route("POST", "/v1/keys/import", "Take over K8E's keys.json", ImportKeys)
+@route("POST", "/v1/keys/import", "Take over K8E's keys.json", ImportKeys, scope="admin")
 async def import_keys(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     asked = await exchange.json(ImportKeys)
     rest.core.granting.check(exchange.who, "import", asked.scopes, None)
     _write_down(rest, exchange, "keys.import")
@@ -103,16 +104,14 @@ async def import_keys(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"keys": rest.core.keys.import_k8e(asked.text, scopes=asked.scopes, created_by=maker)})
 
 
-@route("GET", "/v1/keys/certificates", "Client certificates that Login has issued")
+@route("GET", "/v1/keys/certificates", "Client certificates that Login has issued", scope="admin")
 async def list_certificates(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     found = await asyncio.to_thread(_authority(rest).issued)
     await exchange.answer({"certificates": [{**vars(line), "revoked": bool(line.revoked_at)} for line in found]})
 
 
-@route("POST", "/v1/keys/certificates/revoke", "End one certificate at once", NamedCertificate)
+@route("POST", "/v1/keys/certificates/revoke", "End one certificate at once", NamedCertificate, scope="admin")
 async def revoke_certificate(rest: Rest, exchange: Exchange) -> None:
-    require(exchange.who, "admin")
     asked = await exchange.json(NamedCertificate)
     _write_down(rest, exchange, "certificates.revoke", fingerprint=asked.fingerprint)
     authority = _authority(rest)

@@ -9,30 +9,39 @@ from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 BLOCKED = "blocked"
 
 
-@route("GET", f"{SANDBOX}/hosts", "The hosts it may reach, and what it used", answer=model.HostsInfo)
+@route("GET", f"{SANDBOX}/hosts", "The hosts it may reach, and what it used", answer=model.HostsInfo, scope="use")
 async def hosts(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.hosts.get(exchange.who, exchange.ref))
 
 
-@route("POST", f"{SANDBOX}/hosts", "Change the hosts it may reach, at once", model.ChangeHosts, model.HostsInfo)
+@route(
+    "POST",
+    f"{SANDBOX}/hosts",
+    "Change the hosts it may reach, at once",
+    model.ChangeHosts,
+    model.HostsInfo,
+    scope="use",
+)
 async def change_hosts(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.ChangeHosts)
     await exchange.answer(await rest.core.hosts.change(exchange.who, exchange.ref, request))
 
 
-@route("GET", f"{SANDBOX}/exposures", "Ports of it that have a URL")
+@route("GET", f"{SANDBOX}/exposures", "Ports of it that have a URL", scope="use")
 async def exposures(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"exposures": await rest.core.exposures.list(exchange.who, exchange.ref)})
 
 
-@route("POST", f"{SANDBOX}/exposures", "Give a port inside a URL", model.Expose, model.Exposure, status=201)
+@route(
+    "POST", f"{SANDBOX}/exposures", "Give a port inside a URL", model.Expose, model.Exposure, status=201, scope="use"
+)
 async def expose(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Expose)
     found = await rest.core.exposures.expose(exchange.who, exchange.ref, request.port, request.host)
     await exchange.answer(found, 201)
 
 
-@route("DELETE", f"{SANDBOX}/exposures/{{port}}", "Take the URL of a port away")
+@route("DELETE", f"{SANDBOX}/exposures/{{port}}", "Take the URL of a port away", scope="use")
 async def unexpose(rest: Rest, exchange: Exchange) -> None:
     text = exchange.parts[4]
     if not (text.isascii() and text.isdigit() and len(text) <= 5):
@@ -41,17 +50,23 @@ async def unexpose(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"ok": closed, "port": int(text)})
 
 
-@route("GET", "/v1/egress", "Whether network policy can be enforced on this machine")
+@route("GET", "/v1/egress", "Whether network policy can be enforced on this machine", scope="admin")
 async def egress(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.network.status())
 
 
-@route("GET", "/v1/egress/log", "Refusals of all sandboxes; with `follow` a frame stream", query=events.WINDOW)
+@route(
+    "GET",
+    "/v1/egress/log",
+    "Refusals of all sandboxes; with `follow` a frame stream",
+    query=events.WINDOW,
+    scope="admin",
+)
 async def egress_log(rest: Rest, exchange: Exchange) -> None:
     await events.answer(exchange, rest.core.history, None, BLOCKED)
 
 
-@route("GET", "/v1/policy/hosts", "The hosts of a mode, of a run, or the default ones", query=("of",))
+@route("GET", "/v1/policy/hosts", "The hosts of a mode, of a run, or the default ones", query=("of",), scope="admin")
 async def policy_hosts(rest: Rest, exchange: Exchange) -> None:
     name = exchange.query("of").get("of") or "run"
     known = {"run": presets.run_hosts, "default": presets.default_hosts}

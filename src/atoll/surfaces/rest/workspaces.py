@@ -11,31 +11,39 @@ SNAPSHOT = "/v1/snapshots/{name}"
 PIECE = 1 << 20
 
 
-@route("POST", f"{SANDBOX}/snapshots", "Save its files", model.SaveSnapshot, model.SnapshotInfo, status=201)
+@route(
+    "POST", f"{SANDBOX}/snapshots", "Save its files", model.SaveSnapshot, model.SnapshotInfo, status=201, scope="use"
+)
 async def save(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.SaveSnapshot)
     work = rest.core.snapshots.save(exchange.who, exchange.ref, request)
     await exchange.answer(await exchange.while_connected(work), 201)
 
 
-@route("GET", "/v1/snapshots", "Snapshots, oldest first")
+@route("GET", "/v1/snapshots", "Snapshots, oldest first", scope="use")
 async def list_snapshots(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"snapshots": await rest.core.snapshots.list(exchange.who)})
 
 
-@route("GET", SNAPSHOT, "One snapshot and its files", answer=model.SnapshotDetails)
+@route("GET", SNAPSHOT, "One snapshot and its files", answer=model.SnapshotDetails, scope="use")
 async def inspect(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.snapshots.inspect(exchange.who, exchange.parts[2]))
 
 
-@route("DELETE", SNAPSHOT, "Delete it, and the content no other snapshot has")
+@route("DELETE", SNAPSHOT, "Delete it, and the content no other snapshot has", scope="use")
 async def delete(rest: Rest, exchange: Exchange) -> None:
     freed = await rest.core.snapshots.delete(exchange.who, exchange.parts[2])
     await exchange.answer({"ok": True, "freed_bytes": freed})
 
 
 @route(
-    "POST", f"{SNAPSHOT}/restore", "A new sandbox with its files", model.RestoreSnapshot, model.SandboxInfo, status=201
+    "POST",
+    f"{SNAPSHOT}/restore",
+    "A new sandbox with its files",
+    model.RestoreSnapshot,
+    model.SandboxInfo,
+    status=201,
+    scope="use",
 )
 async def restore(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.RestoreSnapshot)
@@ -43,7 +51,7 @@ async def restore(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await exchange.while_connected(work), 201)
 
 
-@route("GET", f"{SNAPSHOT}/archive", "The snapshot as one file, in K8E's layout")
+@route("GET", f"{SNAPSHOT}/archive", "The snapshot as one file, in K8E's layout", scope="use")
 async def export(rest: Rest, exchange: Exchange) -> None:
     async def work() -> None:
         async with rest.core.snapshots.export(exchange.who, exchange.parts[2]) as path:
@@ -58,7 +66,13 @@ async def export(rest: Rest, exchange: Exchange) -> None:
 
 
 @route(
-    "PUT", f"{SNAPSHOT}/archive", "A snapshot from such a file", answer=model.SnapshotInfo, query=("force",), status=201
+    "PUT",
+    f"{SNAPSHOT}/archive",
+    "A snapshot from such a file",
+    answer=model.SnapshotInfo,
+    query=("force",),
+    status=201,
+    scope="use",
 )
 async def bring_in(rest: Rest, exchange: Exchange) -> None:
     force = flag(exchange.query("force"), "force")
@@ -73,6 +87,7 @@ async def bring_in(rest: Rest, exchange: Exchange) -> None:
     model.SubAgent,
     model.SandboxInfo,
     status=201,
+    scope="use",
 )
 async def subagent(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.SubAgent)
@@ -86,6 +101,7 @@ async def subagent(rest: Rest, exchange: Exchange) -> None:
     "A new sandbox filled by a manifest, as a frame stream",
     model.CreateFromManifest,
     model.SandboxInfo,
+    scope="use",
 )
 async def manifest(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.CreateFromManifest)

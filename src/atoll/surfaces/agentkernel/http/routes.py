@@ -8,7 +8,11 @@ from atoll.surfaces.rest.routes import Rest, route
 
 
 @route(
-    "POST", "/v1/agentkernel", "Serve agentkernel's HTTP interface while this request is open", model.OpenAgentkernel
+    "POST",
+    "/v1/agentkernel",
+    "Serve agentkernel's HTTP interface while this request is open",
+    model.OpenAgentkernel,
+    scope="local",
 )
 async def open_agentkernel(rest: Rest, exchange: Exchange) -> None:
     from atoll.server.tcp import is_loopback, listening
@@ -16,8 +20,6 @@ async def open_agentkernel(rest: Rest, exchange: Exchange) -> None:
     from atoll.surfaces.agentkernel.http.app import Agentkernel
     from atoll.surfaces.agentkernel.http.table import Settings
 
-    if exchange.who.kind != "local":
-        raise errors.PermissionDenied("only a person on this machine opens a door")
     request = await exchange.json(model.OpenAgentkernel)
     if not request.key and not is_loopback(request.host):
         raise errors.PermissionDenied(

@@ -12,7 +12,6 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from atoll.core import Core
-from atoll.core.access.credentials import require
 from atoll.core.access.principals import Principal
 from atoll.core.access.terminal_presence import PEER_PID
 from atoll.errors import AtollError, InvalidArgument, OutcomeUnknown, TooLarge
@@ -22,15 +21,10 @@ from .calls import Kind
 from .ids import session_ref
 
 DESCRIPTOR = pb.DESCRIPTOR.services_by_name["AtollService"]
-SCOPES = {"Call": "", "Stream": ""}  # by path, below
+SCOPES = {"Call": "", "Stream": ""}  # each route has its own
 KINDS: dict[str, Kind] = {"Call": None, "Stream": None, "Connect": "write"}  # counted below, by method
 METHODS = frozenset(("GET", "POST", "PUT", "DELETE", "PATCH"))
 HEADERS = frozenset(("accept", "content-type", "range", "if-none-match"))
-# What a key without the admin scope may call: what is its own, and what is the same for everybody.
-OWN = ("/v1/sandboxes", "/v1/snapshots", "/v1/secrets", "/v1/run", "/v1/manifests", "/v1/audit")
-OPEN_TO_ALL = frozenset(
-    ("/v1/health", "/v1/openapi.json", "/v1/runtimes", "/v1/images", "/v1/images/detect", "/v1/images/inspect")
-)
 MAX_TARGET, MAX_ANSWER, PIECE = 64 * 1024, 63 * 1024 * 1024, 256 * 1024
 
 App = Callable[
@@ -118,8 +112,6 @@ class AtollService:
             raise InvalidArgument("target must be a path below /v1/ with an optional query, percent-encoded")
         self._admit(who, "read" if request.method == "GET" else "write")
         path, _, query = target.partition("?")
-        if needed := _scope_for(request.method, path):
-            require(who, needed)
         headers = []
         for header in request.headers:
             name = header.name.lower()
@@ -141,15 +133,6 @@ class AtollService:
             "server": None,
             "state": {"principal": who, "pid": PEER_PID.get()},
         }
-
-
-def _scope_for(method: str, path: str) -> str:
-    """What a call needs. Compared before any decoding, so that a path written in another way needs the most."""
-    if path == "/v1/approvals" or path.startswith("/v1/approvals/"):
-        return ""  # what one may see and decide there is the approvals' own rule
-    if path in OWN or path.startswith(tuple(f"{collection}/" for collection in OWN)):
-        return "use"
-    return "use" if method == "GET" and path in OPEN_TO_ALL else "admin"
 
 
 async def _exchange(
