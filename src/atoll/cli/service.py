@@ -88,9 +88,13 @@ def stop(arguments: Arguments) -> int:
     except DaemonUnreachable:
         say("atoll: the daemon is not running")
         return OWN_FAILURE
-    link.call(calls.post("/v1/daemon/stop", {"force": bool(arguments.force)}))
+    answer = link.call(calls.post("/v1/daemon/stop", {"force": bool(arguments.force)}))
     link.close()
     _wait_until_gone(pid, link.home)
+    if late := answer.get("unrecorded"):
+        say(f"atoll: ended, and could not be recorded: {', '.join(late)}")
+    if not arguments.force and answer.get("sandboxes"):
+        say(f"atoll: {answer['sandboxes']} sandboxes go on")
     tell("Daemon: stopped")
     return 0
 

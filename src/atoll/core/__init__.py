@@ -65,11 +65,11 @@ class Core:
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
-        self.reaper = Reaper(self.sandboxes)
+        self.audit = Audit(home / "audit")
+        self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)
         self.manifests = Manifests(self)
-        self.audit = Audit(home / "audit")
         self._watch(Auditing(self.audit, self.sandboxes))
 
     def _watch(self, auditing: Auditing) -> None:

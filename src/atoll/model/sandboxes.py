@@ -121,6 +121,7 @@ class SandboxInfo(Answer, kw_only=True):
     parent_id: str | None = None
     secret_env_vars: list[str] = []
     require_approval: list[str] = []
+    unrecorded: list[str] | UnsetType = UNSET  # of an ending: where it could not be written down yet (`store`, `audit`)
 
 
 class PullImage(Request, kw_only=True):

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from atoll import config, errors
 from atoll.backends.contract import Backend
@@ -61,18 +61,38 @@ class Daemon:
     def pin(self) -> None:
         self.pinned = True
 
-    async def stop(self, force: bool) -> int:
-        """Stop soon; the number of sandboxes that go on. With `force` they are destroyed first."""
+    async def stop(self, force: bool) -> dict[str, Any]:
+        """Stop soon. With `force` all sandboxes are destroyed first; where one cannot be, the daemon stays and says so."""
+        sandboxes = self.core.sandboxes
+        late: list[str] = []
         if force:
-            rows = self.core.store.living()
-            ends = (
-                self.core.sandboxes.end(row["id"], "destroyed", "daemon stop --force", row["owner"]) for row in rows
-            )
-            for failure in await asyncio.gather(*ends, return_exceptions=True):
-                if isinstance(failure, BaseException):
-                    log.error("a sandbox could not be ended: %s", failure)
+            living = self._living()
+            ends = (sandboxes.end(sandbox, "destroyed", "daemon stop --force", owner) for sandbox, owner in living)
+            outcome = await asyncio.gather(*ends, return_exceptions=True)
+            failed = {s: str(e) for (s, _), e in zip(living, outcome, strict=True) if isinstance(e, BaseException)}
+            for sandbox, why in failed.items():
+                log.error("sandbox %s could not be ended: %s", sandbox, why)
+            if failed:
+                raise errors.Internal(
+                    f"the daemon stays, because {len(failed)} of {len(living)} sandboxes could not be ended",
+                    hint="see daemon.log; without --force it stops and they run on",
+                    details={"sandboxes": failed},
+                )
+            sandboxes.unwritten.settle()
+            if late := sandboxes.unwritten.ids():
+                log.error("the ends of these sandboxes could not be recorded: %s", ", ".join(late))
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
-        return self.core.store.count_live()
+        return {"stopping": True, "sandboxes": len(self._living()), "unrecorded": late}
+
+    def _living(self) -> list[tuple[str, str]]:
+        """The id and owner of every sandbox that has not ended; without the store, of those that run."""
+        sandboxes = self.core.sandboxes
+        try:
+            rows = [(row["id"], row["owner"]) for row in self.core.store.living()]
+        except errors.AtollError as error:
+            log.error("the store cannot be read, so only running sandboxes are known: %s", error)
+            rows = [(live.id, live.owner) for live in sandboxes.live.values()]
+        return [(sandbox, owner) for sandbox, owner in rows if sandboxes.unwritten.of(sandbox).get("state") != "ended"]
 
     async def run(self) -> None:
         """Serve until stopped, told by a signal, or idle for long."""
@@ -89,7 +109,7 @@ class Daemon:
             await self._stopping.wait()
             idle.cancel()
         finally:
-            log.info("stopping; %d sandboxes go on", self.core.store.count_live())
+            log.info("stopping; %d sandboxes go on", len(self._living()))
             self.listener.hide()
             await self.core.doze.close()
             await self.core.sandboxes.close()  # first: a request that is cut must not cancel its command
@@ -133,17 +153,20 @@ class Daemon:
 
 def take_lock(home: Path) -> TextIO:
     """The lock that makes this the only daemon of its home; SystemExit when there is one already."""
-    lock = open(home / "daemon.lock", "a+", encoding="ascii")  # noqa: SIM115  # held for life
+    held = os.open(home / "daemon.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open(held, "r+", encoding="ascii")  # noqa: SIM115  # held for life
     os.fchmod(lock.fileno(), 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         print("another daemon is running here", file=sys.stderr)
         raise SystemExit(HELD) from None
-    lock.seek(0)
-    lock.truncate()
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    said = f"{os.getpid()}\n".encode()
+    try:
+        os.pwrite(lock.fileno(), said, 0)  # not truncated first: on a full disk the block might be gone
+        os.truncate(lock.fileno(), len(said))
+    except OSError as error:
+        print(f"daemon.lock does not say who holds it: {error}", file=sys.stderr)
     return lock
 
 

@@ -1,7 +1,8 @@
 """Every verb that changes something is written down: before its effect, and how it ended. This is the one place.
 
 `Auditing.watch` takes the verbs of one part of core and puts a wrapper around each, so that no door, and no other verb that
-uses it, passes by. What cannot be written down is not done.
+uses it, passes by. What cannot be written down is not done, except endings: those are done, their answer says what could not
+be recorded, and the record follows when there is room.
 """
 
 import asyncio
@@ -13,9 +14,10 @@ from typing import Any
 import msgspec
 
 from atoll import errors
-from atoll.core.access.audit import Audit
+from atoll.core.access.audit import Audit, Owed
 from atoll.core.access.principals import Principal
 from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.reserve import FULL
 from atoll.model import ALIAS
 
 SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call came from, set by the doors
@@ -24,6 +26,8 @@ READING = frozenset(("stat", "du"))  # of the file operations that are one quest
 FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
           "target", "action", "port", "host", "hosts", "more_hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
           "require_approval")  # fmt: skip  # of a request: what is written down. Never env, content or secrets
+ENDINGS = frozenset(("destroy", "stop", "pause", "commands.kill", "commands.signal", "ports.unexpose", "secrets.remove",
+                     "snapshots.delete"))  # fmt: skip  # what frees something, or takes a right away
 RENAMED = {"action": "asked", "source": "from"}  # words the record itself has another meaning for
 
 Verb = Callable[..., Any]
@@ -101,13 +105,21 @@ class Auditing:
             elif key in FIELDS or key in ("approval", "approved", "reason", "key", "signal"):
                 details[key] = _shown(value)
         who_said = {"who": who.owner, "action": action, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
-        seq = self._write(**who_said, result="begun", **{RENAMED.get(key, key): v for key, v in details.items()})
-        return {**who_said, "of": seq}
+        record = {**who_said, "result": "begun", **{RENAMED.get(key, key): v for key, v in details.items()}}
+        of = self.audit.record_or_owe(**record) if action in ENDINGS else self._write(**record)
+        return {**who_said, "of": of}
 
     def _end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
         made = getattr(answer, "id", None)
         if not entry["sandbox"] and isinstance(made, str):
             entry = {**entry, "sandbox": made}
+        if isinstance(owed := entry["of"], Owed):
+            if hasattr(answer, "unrecorded"):
+                answer.unrecorded = [*(answer.unrecorded or ()), "audit"]
+            if not owed.seq:
+                owed.record["result"] = result
+                return
+            entry = {**entry, "of": owed.seq}
         code = getattr(answer, "exit_code", None)
         self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
 
@@ -115,14 +127,26 @@ class Auditing:
         try:
             return self.audit.record(**record)
         except OSError as error:
-            raise errors.Unavailable(f"the audit log cannot be written: {error.strerror}") from error
+            raise _unwritable(error) from error
 
     def _id(self, who: Principal, ref: str) -> str:
         """The sandbox's own id where there is one, else what was asked for."""
         if (who.owner, ref) in self._sandboxes.live:
             return ref
-        row = self._sandboxes.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
+        try:
+            row = self._sandboxes.find(who, ref) if ALIAS.match(ref) else None
+        except errors.AtollError:  # a store that cannot be read
+            row = None
         return str(row["id"]) if row is not None else ref[:256].encode("utf-8", "backslashreplace").decode()
+
+
+def _unwritable(error: OSError) -> errors.AtollError:
+    if error.errno in FULL:
+        return errors.DiskFull(
+            "the host's disk is full: nothing new is begun, because it could not be written down",
+            hint="free space below ATOLL_HOME; destroy and stop work meanwhile",
+        )
+    return errors.Unavailable(f"the audit log cannot be written: {error.strerror}")
 
 
 def _fields(request: msgspec.Struct) -> dict[str, Any]:

@@ -169,7 +169,8 @@ class Running:
         self.error = error
         self.ended, self.ended_at = True, time.time()
         if not isinstance(self.live.client.over, errors.Unavailable):
-            self._store.update_command(self.live.id, self.id, status="lost", ended_at=self.ended_at)
+            lost = {"status": "lost", "ended_at": self.ended_at}
+            self._store.later(lambda: self._store.update_command(self.live.id, self.id, **lost))
         self.summary = {"status": "lost"}
         self._close()
 

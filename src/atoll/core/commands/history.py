@@ -5,6 +5,7 @@ guest sent, its claim. Text is escaped, so that output can neither forge a line 
 """
 
 import asyncio
+import logging
 import os
 import re
 import time
@@ -16,6 +17,8 @@ from typing import Any
 from atoll import errors
 from atoll.core.store.sqlite import Row, Store
 
+log = logging.getLogger("atoll.history")
+
 CAP = 8 * 1024 * 1024
 PER_COMMAND = 1024 * 1024  # bytes of each stream of one command that enter the transcript
 WINDOW_DEFAULT, WINDOW_MOST = 64 * 1024, 256 * 1024
@@ -23,6 +26,7 @@ OPEN_FILES = 64
 MAX_LINE = 4096
 MASKED_FROM = 4
 MASKED_LINE_FROM = 8  # of one line of a longer value
+ENDINGS = ("ended", "stopped", "command")  # events that are recorded also when only the reserve is left
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\\\ud800-\udfff]")
 
@@ -86,6 +90,7 @@ class History:
         directory.mkdir(mode=0o700, exist_ok=True)
         self._files: OrderedDict[str, int] = OrderedDict()
         self._news = asyncio.Event()
+        self._lacking: set[str] = set()  # sandboxes whose transcript could not be written last time
         self._masks: dict[str, tuple[str, ...]] = {}  # values of secrets, which a transcript shows as ***
 
     def close(self) -> None:
@@ -104,6 +109,8 @@ class History:
         self._store.later(lambda: self._add(sandbox, owner, kind, data, at))
 
     def _add(self, sandbox: str, owner: str, kind: str, data: dict[str, Any], at: float) -> None:
+        if self._store.low and kind not in ENDINGS:
+            return  # what room is left is for endings
         self._store.add_event(sandbox, owner, kind, data, at)
         self._news.set()
         self._news = asyncio.Event()
@@ -138,10 +145,21 @@ class History:
     def append(self, sandbox: str, text: str) -> None:
         for value in self._masks.get(sandbox, ()):
             text = text.replace(value, "***")
-        fd = self._open(sandbox)
-        os.write(fd, text.encode())
-        if os.fstat(fd).st_size > CAP:
-            self._halve(sandbox)
+        try:
+            fd = self._open(sandbox)
+            os.write(fd, text.encode())
+            if os.fstat(fd).st_size > CAP:
+                self._halve(sandbox)
+        except OSError as error:  # a full disk costs the transcript its newest lines, and no command its result
+            if sandbox not in self._lacking:
+                self._lacking.add(sandbox)
+                log.error("the transcript of sandbox %s lacks lines: %s", sandbox, error.strerror)
+        else:
+            if sandbox in self._lacking:
+                self._lacking.discard(sandbox)
+                os.write(
+                    fd, f"{int(time.time() * 1000)} i - (lines are missing here: the host's disk was full)\n".encode()
+                )
 
     def window(self, sandbox: str, offset: int, limit: int) -> dict[str, Any]:
         """Whole lines from `offset`, which counts from the first line ever written; what the cap took is skipped."""
@@ -168,6 +186,7 @@ class History:
 
     def forget(self, sandbox: str) -> None:
         self._masks.pop(sandbox, None)
+        self._lacking.discard(sandbox)
         fd = self._files.pop(sandbox, None)
         if fd is not None:
             os.close(fd)

@@ -45,16 +45,23 @@ class Kept:
         if room > 0 and self.total == self._size:
             part = data[:room]
             if self._fd >= 0:
-                os.pwrite(self._fd, part, self._size)
+                self._size += self._write(part)
             else:
                 self._memory += part
-            self._size += len(part)
+                self._size += len(part)
         self.total += len(data)
         if self._fd >= 0:
             self._tail += data
             if len(self._tail) > 2 * TAIL:
                 del self._tail[: len(self._tail) - TAIL]
             self._tail_start = self.total - len(self._tail)
+
+    def _write(self, part: bytes) -> int:
+        """How many bytes could be kept: a full disk costs output, which is then cut, and no command its result."""
+        try:
+            return os.pwrite(self._fd, part, self._size)
+        except OSError:
+            return 0
 
     def skip(self, count: int) -> None:
         """`count` bytes were lost: what follows cannot be joined to what was kept."""

@@ -5,6 +5,7 @@ import hashlib
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from atoll.core.commands.history import History
 from atoll.core.commands.output import Output
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Row, Store
+from atoll.core.store.sqlite import Row, Store, StoreFailed
 from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
@@ -322,10 +323,11 @@ class Commands:
             running.never_started(refused)
         except BaseException as error:
             live.commands.pop(command, None)
-            if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
-                self._store.update_command(live.id, command, status="lost", ended_at=time.time())
-            else:
-                self._store.drop_command(live.id, command)
+            with suppress(StoreFailed):  # the first error is the one to tell
+                if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
+                    self._store.update_command(live.id, command, status="lost", ended_at=time.time())
+                else:
+                    self._store.drop_command(live.id, command)
             raise
         return running
 

@@ -1,7 +1,7 @@
 """How a living sandbox is kept, stops and ends. `Sandboxes` has the verbs; this is what they and the clock rest on.
 
 A state is written before the effect it names, so that whatever moment the daemon dies in, the next one knows what to
-finish (`recovery.py`).
+finish (`recovery.py`). An ending does not wait for that: what the store cannot take now is written later (`unwritten.py`).
 """
 
 import asyncio
@@ -15,11 +15,13 @@ from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.commands.history import History
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.state import Live, gone
-from atoll.core.store.sqlite import Row, Store
+from atoll.core.store.sqlite import Row, Store, StoreFailed
+from atoll.core.store.unwritten import Unwritten
 from atoll.core.tasks import Tasks
 
 log = logging.getLogger("atoll.sandboxes")
 
+DETACH_TIMEOUT = 20.0  # seconds for egress to let a link go; a broker that hangs must not keep a sandbox from ending
 REMOVE_AGAIN = (1.0, 10.0, 60.0)  # seconds; after that it is the next daemon's sweep that finds it
 
 
@@ -37,6 +39,7 @@ class Lifecycle:
         self.tasks = Tasks()
         self.keep_s, self.keep_bytes = 0.0, 0  # for sandboxes that are kept while nobody uses them
         self.accounts = accounts.Accounts()
+        self.unwritten = Unwritten()
 
     # Alive
 
@@ -73,9 +76,27 @@ class Lifecycle:
 
     # Ending
 
+    def row(self, sandbox: str) -> Row | None:
+        """The record of a sandbox as it is; where the store cannot be read, what the living sandbox itself tells."""
+        try:
+            row = self.store.sandbox(sandbox)
+        except StoreFailed:
+            row = next((live.row() for live in self.live.values() if live.id == sandbox), None)
+            if row is None:
+                raise
+        return None if row is None else {**row, **self.unwritten.of(sandbox)}
+
+    def _enter_state(self, live: Live, state: str, **values: Any) -> None:
+        """As `set_state`, for a state on the way to an end."""
+        self.unwritten.write(
+            live.id, lambda: self.store.update_sandbox(live.id, state=state, **values), state=state, **values
+        )
+        live.state = state
+        self.changed.set()
+
     async def end(self, sandbox: str, kind: str, detail: str, by: str) -> None:
         """Destroy a sandbox in any state and record why. Idempotent; what fails stays `ending` and is tried again."""
-        row = self.store.sandbox(sandbox)
+        row = self.row(sandbox)
         if row is None or row["state"] == "ended":
             return
         live = self.live.get((row["owner"], sandbox))
@@ -87,7 +108,7 @@ class Lifecycle:
             if live.state == "ended":
                 return
             live.ending = live.ending or (kind, detail, by)
-            self.set_state(live, "ending", end_kind=live.ending[0], end_detail=live.ending[1], end_by=live.ending[2])
+            self._enter_state(live, "ending", end_kind=live.ending[0], end_detail=live.ending[1], end_by=live.ending[2])
             await live.client.close(gone(sandbox, *live.ending))
             await self._end_children(sandbox, by)
             await live.box.kill()
@@ -102,20 +123,27 @@ class Lifecycle:
             if live.state in ("ended", "ending", "stopped"):
                 return
             live.ending = live.ending or (kind, detail, by)
-            row = self.store.sandbox(live.id)
+            row = self.row(live.id)
             assert row is not None
             kept = await self._kept(live) if live.spec.keep else {}
-            self.set_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
+            self._enter_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
             await live.client.close(gone(live.id, kind, detail, by))
             await self._end_children(live.id, by)
             await self.backend.destroy(live.box.record, keep_disk=True)
-            await self.network.detach(live.id)
+            await self._detach(live.id)
             live.state = "stopped"
-            record = {**row["record"], "box": live.box.record, **kept}
-            self.store.update_sandbox(live.id, state="stopped", record=record, last_active=time.time())
+            now = time.time()
+            values: dict[str, Any] = {"state": "stopped", "last_active": now}
             if live.spec.keep:
-                self.store.update_sandbox(live.id, expires_at=time.time() + self.keep_s if self.keep_s else None)
-            self.history.record(live.id, live.owner, "stopped", reason=kind, detail=detail, by=by)
+                values["expires_at"] = now + self.keep_s if self.keep_s else None
+
+            def stopped() -> None:
+                before = self.store.sandbox(live.id)
+                record = {**(before["record"] if before is not None else {}), "box": live.box.record, **kept}
+                self.store.update_sandbox(live.id, record=record, **values)
+                self.history.record(live.id, live.owner, "stopped", reason=kind, detail=detail, by=by)
+
+            self.unwritten.write(live.id, stopped, **values)
             self._forget(live)
         if live.spec.keep:
             await self._keep_budget(live.owner)
@@ -147,7 +175,7 @@ class Lifecycle:
     async def retire(self, sandbox: str, kind: str, detail: str) -> None:
         """The end that time or a fault brings: a persistent sandbox keeps its disk, and so does one that ran out of memory, until
         its lifetime is over. Any other is destroyed."""
-        row = self.store.sandbox(sandbox)
+        row = self.row(sandbox)
         if row is None or row["state"] == "ended" or (row["state"] == "stopped" and kind != "expired"):
             return
         live = self.live.get((row["owner"], sandbox))
@@ -189,19 +217,32 @@ class Lifecycle:
     async def _bury(self, row: Row, kind: str, detail: str, by: str) -> None:
         """The end of one of which nobody knows what is left."""
         if row["state"] != "ending":
-            self.store.update_sandbox(row["id"], state="ending", end_kind=kind, end_detail=detail, end_by=by)
+            ending = {"state": "ending", "end_kind": kind, "end_detail": detail, "end_by": by}
+            self.unwritten.write(row["id"], lambda: self.store.update_sandbox(row["id"], **ending), **ending)
         await self.backend.destroy(row["record"].get("box") or {"id": row["id"]})
         await self._over(row, kind, detail, by)
 
     async def _over(self, row: Row, kind: str, detail: str, by: str) -> None:
         """No process is left. When there is no link either, it is said to have ended."""
-        sandbox = row["id"]
-        await self.network.detach(sandbox)
-        self.store.end_sandbox(sandbox, kind, detail, by)
-        self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
+        sandbox, now = row["id"], time.time()
+        await self._detach(sandbox)
+
+        def ended() -> None:
+            self.store.end_sandbox(sandbox, kind, detail, by, now)
+            self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
+
         self.forget_outputs(sandbox)
         self.accounts.end(accounts.sandbox(sandbox))
+        said = {"state": "ended", "end_kind": kind, "end_detail": detail, "end_by": by, "ended_at": now}
+        self.unwritten.write(sandbox, ended, **said)
         self.changed.set()
+
+    async def _detach(self, sandbox: str) -> None:
+        try:
+            async with asyncio.timeout(DETACH_TIMEOUT):
+                await self.network.detach(sandbox)
+        except TimeoutError:
+            log.error("the network link of sandbox %s could not be taken away in time", sandbox)
 
     async def _remove(self, record: dict[str, Any]) -> None:
         """Take away what a dead sandbox occupied: mounts, groups, disk. Nobody has to wait for that."""
@@ -215,8 +256,12 @@ class Lifecycle:
 
     async def _end_children(self, sandbox: str, by: str) -> None:
         """Sub-agents do not outlive the sandbox whose workspace they share."""
-        for child in self.store.children(sandbox):
-            await self.end(child["id"], "destroyed", "its parent ended", by)
+        try:
+            children = [child["id"] for child in self.store.children(sandbox)]
+        except StoreFailed:
+            children = [live.id for live in self.live.values() if live.parent_id == sandbox]
+        for child in children:
+            await self.end(child, "destroyed", "its parent ended", by)
 
     def _forget(self, live: Live) -> None:
         self.live.pop((live.owner, live.id), None)

@@ -1,24 +1,32 @@
-"""Ends what nobody uses and what has lived long enough. Busy sandboxes are never idle; deadlines are in the store."""
+"""Ends what nobody uses and what has lived long enough. Busy sandboxes are never idle; deadlines are in the store.
+
+It also writes what could not be written before, and keeps the store's room. Nothing that fails here ends it: without a store it
+goes by the deadlines of the living sandboxes it knows.
+"""
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
-from atoll import errors
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.sqlite import Row, StoreFailed
 
 log = logging.getLogger("atoll.reaper")
 
 AT_MOST = 30.0  # the longest sleep, so that a clock that was set is noticed
 RETRY = 10.0
+SETTLE_AGAIN = 2.0  # seconds between two tries to write what waits for room
 
 
 class Reaper:
     """One task for all sandboxes: sleeps until the nearest deadline, or until one has moved."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes, settle: Callable[[], None] = lambda: None) -> None:
         self._sandboxes = sandboxes
+        self._settle = settle  # writes what else waits for room
         self._task: asyncio.Task[None] | None = None
         self._failed: dict[str, float] = {}
 
@@ -33,7 +41,11 @@ class Reaper:
     async def _run(self) -> None:
         while True:
             self._sandboxes.changed.clear()
-            pause = await self.reap()
+            try:
+                pause = await self.reap()
+            except Exception:
+                log.exception("the deadlines could not be looked at; again in %.0f s", RETRY)
+                pause = RETRY
             try:
                 async with asyncio.timeout(pause):
                     await self._sandboxes.changed.wait()
@@ -44,7 +56,8 @@ class Reaper:
         """End all that is due; how long until the next one is."""
         now, nearest = time.time(), time.time() + AT_MOST
         for live in list(self._sandboxes.live.values()):
-            self._sandboxes.flush(live)
+            with suppress(StoreFailed):
+                self._sandboxes.flush(live)
             due, kind = _due(live)
             if due > now:
                 nearest = min(nearest, due)
@@ -53,18 +66,35 @@ class Reaper:
                 nearest = min(nearest, self._failed[live.id])
                 continue
             await self._end(live.id, kind)
-        for row in self._sandboxes.store.living():
+        for row in self._resting():
             if row["state"] == "stopped" and row["expires_at"] is not None and row["expires_at"] <= now:
                 await self._end(row["id"], "expired")
             elif row["state"] == "ending" and (row["owner"], row["id"]) not in self._sandboxes.live:
                 await self._end(row["id"], row["end_kind"] or "lost")
+        if not self._write_late():
+            nearest = min(nearest, time.time() + SETTLE_AGAIN)
         return max(0.05, nearest - time.time())
+
+    def _resting(self) -> list[Row]:
+        try:
+            return [row for row in self._sandboxes.store.living() if not self._sandboxes.unwritten.of(row["id"])]
+        except StoreFailed as failed:
+            log.error("the store cannot be read, so stopped sandboxes stay: %s", failed)
+            return []
+
+    def _write_late(self) -> bool:
+        """Write what waits for room; False when some of it still does."""
+        store, unwritten = self._sandboxes.store, self._sandboxes.unwritten
+        store.flush()
+        unwritten.settle()
+        self._settle()
+        return store.top_up() and not unwritten.ids()
 
     async def _end(self, sandbox: str, kind: str) -> None:
         try:
             await self._sandboxes.retire(sandbox, kind, "")
             self._failed.pop(sandbox, None)
-        except (errors.AtollError, OSError) as error:
+        except Exception as error:
             self._failed[sandbox] = time.time() + RETRY
             log.error("sandbox %s should have ended (%s) and did not: %s", sandbox, kind, error)
 

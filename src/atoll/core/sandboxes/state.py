@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from atoll import errors
 from atoll.backends.contract import Box
 from atoll.core.store.sqlite import Row
@@ -53,6 +55,21 @@ class Live:
         self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
         self.callers: frozenset[int] = frozenset()  # login sessions that ran something in it, where rules need to know
         self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
+
+    def row(self) -> Row:
+        """Its record from what is known without the store; enough to end it and to tell of that."""
+        held = self.box.enforced()
+        limits = {
+            key: {"value": value, "enforced": held.get(key, False)}
+            for key, value in self.box.record.get("limits", {}).items()
+        }
+        return {
+            "id": self.id, "owner": self.owner, "name": self.name, "state": self.state, "parent_id": self.parent_id,
+            "runtime": self.box.record.get("runtime", self.spec.runtime), "image": self.spec.image,
+            "spec": msgspec.to_builtins(self.spec), "record": {"box": self.box.record, "limits": limits},
+            "created_at": self.created_at, "expires_at": self.expires_at, "idle_timeout": self.idle_timeout,
+            "last_active": self.last_active, "ended_at": None, "end_kind": None, "end_detail": None, "end_by": None,
+        }  # fmt: skip
 
     @property
     def busy(self) -> bool:

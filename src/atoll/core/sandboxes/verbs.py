@@ -6,7 +6,7 @@ A create that fails, or whose caller went away, leaves nothing.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from atoll.core.sandboxes.lifecycle import Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
 from atoll.core.sandboxes.state import Live, host_name
 from atoll.core.store import rows
-from atoll.core.store.sqlite import LIVE, Row, Store
+from atoll.core.store.sqlite import LIVE, Row, Store, StoreFailed
 from atoll.guest import GuestClient
 from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
 
@@ -108,14 +108,14 @@ class Sandboxes(Lifecycle):
         row = self.known(who, ref)
         if row["state"] != "ended":
             await self.tasks.whole(self.end(row["id"], reason, "", who.owner))
-        return self._info(self.store.sandbox(row["id"]) or row)
+        return self._info(self._row_after(row))
 
     async def stop(self, who: Principal, ref: str) -> SandboxInfo:
         """End its processes and keep its disk."""
         row = self.known(who, ref)
         if row["state"] not in ("stopped", "stopping"):
             await self.tasks.whole(self.rest(self._living(row), "stopped", "", who.owner))
-        return self._info(self.store.sandbox(row["id"]) or row)
+        return self._info(self._row_after(row))
 
     async def start(self, who: Principal, ref: str) -> SandboxInfo:
         """Start a stopped one again, on its old disk."""
@@ -178,10 +178,21 @@ class Sandboxes(Lifecycle):
 
     def known(self, who: Principal, ref: str) -> Row:
         """The record of a sandbox in any state."""
-        row = self.store.find_sandbox(who.owner, ref) if ALIAS.match(ref) else None
+        row = self.find(who, ref) if ALIAS.match(ref) else None
         if row is None or row["state"] == "creating":
             raise errors.NotFound(f"no sandbox {ref!r:.120}")
         return row
+
+    def find(self, who: Principal, ref: str) -> Row | None:
+        """By id, name or alias. Where the store cannot be read, only the living are known, by id and name."""
+        try:
+            row = self.store.find_sandbox(who.owner, ref)
+        except StoreFailed:
+            mine = [live for live in self.live.values() if live.owner == who.owner and ref in (live.id, live.name)]
+            if not mine:
+                raise
+            row = mine[0].row()
+        return row if row is None else {**row, **self.unwritten.of(row["id"])}
 
     def reach(self, who: Principal, ref: str) -> Live:
         """The living sandbox for an operation inside it; if there is none, the reason."""
@@ -248,7 +259,8 @@ class Sandboxes(Lifecycle):
             await live.client.close(errors.Unavailable("the daemon is stopping"))
             if live.watcher is not None:
                 live.watcher.cancel()
-            self.flush(live)
+            with suppress(StoreFailed):
+                self.flush(live)
         await self.tasks.settle(20)
         self.live.clear()
 
@@ -345,8 +357,19 @@ class Sandboxes(Lifecycle):
     def _record(self, live: Live, row: Row) -> dict[str, Any]:
         return rows.with_box(row["record"], live, self.network.link(live.id))
 
+    def _row_after(self, before: Row) -> Row:
+        """The record of a sandbox that was just ended or stopped, whatever became of the store."""
+        try:
+            return self.row(before["id"]) or before
+        except StoreFailed:
+            return {**before, **self.unwritten.of(before["id"])}
+
     def _info(self, row: Row) -> SandboxInfo:
-        return rows.info(row, self.live.get((row["owner"], row["id"])))
+        late = self.unwritten.of(row["id"])
+        info = rows.info({**row, **late} if late else row, self.live.get((row["owner"], row["id"])))
+        if late:
+            info.unrecorded = ["store"]
+        return info
 
 
 def _needs(live: Live, state: str) -> None:

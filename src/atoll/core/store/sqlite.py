@@ -2,9 +2,14 @@
 
 Calls are synchronous: each is one short statement on a local file, cheaper than a hop to a thread. Every lookup of
 something that belongs to somebody takes the owner in the query itself.
+
+The file and its log have blocks of their own beyond what they use (`reserve.py`), so that a full disk does not keep an ending
+from being written. What SQLite refuses is a `StoreFailed`; whoever ends something goes on after that.
 """
 
 import asyncio
+import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +20,19 @@ from typing import Any
 from atoll import errors
 from atoll.core.store.columns import Row as Row
 from atoll.core.store.columns import decoded, packed, shown
+from atoll.core.store.reserve import FULL, Ballast, allocate
+
+log = logging.getLogger("atoll.store")
 
 LIVE = ("creating", "running", "paused", "stopping", "stopped", "ending")
 MAX_EVENTS = 10_000
 WRITE_BEHIND = 0.02
+MAX_LATE = 20_000  # late writes that wait for a store that cannot be written
 KEEP_ENDED = 7 * 86400.0
+FILE_ROOM, LOG_ROOM = (
+    8 << 20,
+    12 << 20,
+)  # blocks kept beyond the file's end, and for its log (which SQLite folds at 4 MB)
 
 _MIGRATIONS = (
     """
@@ -55,33 +68,98 @@ _MIGRATIONS = (
 )
 
 
+class StoreFailed(errors.Unavailable):
+    """The store cannot be read or written now. `full`: for want of space."""
+
+    def __init__(self, error: sqlite3.Error) -> None:
+        self.full = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+        hint = "free space below ATOLL_HOME" if self.full else "see daemon.log"
+        super().__init__(f"the store cannot be used: {error}", hint=hint)
+
+
+class _Connection(sqlite3.Connection):
+    """Raises what SQLite cannot do as an error of ours; what it found wrong with a statement's values stays as it is."""
+
+    def execute(self, *statement: Any) -> sqlite3.Cursor:
+        try:
+            return super().execute(*statement)
+        except sqlite3.IntegrityError:
+            raise
+        except sqlite3.DatabaseError as error:
+            raise StoreFailed(error) from error
+
+
 class Store:
     """The daemon's memory. Rows come out as plain dicts with `spec`, `record`, `exit` and `data` decoded."""
 
     def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        path.chmod(0o600)
-        self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=NORMAL")
-        self._db.execute("PRAGMA busy_timeout=5000")
-        self._migrate(path)
+        self._path = path
+        self._ballast = Ballast(path.parent)
+        # Held for life: SQLite's locks would go with any descriptor of the file that this process closes.
+        self._room = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self.low = False  # there is no room but the reserve
+        try:
+            self._db = self._open(path)
+        except StoreFailed as failed:
+            if not failed.full or not self._ballast.give_up():
+                raise
+            self._db = self._open(path)
+        self.top_up()
         self._since_prune = 0
         self._later: list[Callable[[], object]] = []
 
-    def _migrate(self, path: Path) -> None:
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+    def _open(self, path: Path) -> _Connection:
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, factory=_Connection)
+        path.chmod(0o600)
+        db.row_factory = sqlite3.Row
+        for setting in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=5000"):
+            db.execute(f"PRAGMA {setting}")
+        self._migrate(db, path)
+        db.execute("BEGIN IMMEDIATE")  # opens the log, for which there may be no room
+        db.execute("INSERT OR REPLACE INTO meta VALUES('opened', ?)", (str(time.time()),))
+        db.execute("COMMIT")
+        return db
+
+    def top_up(self) -> bool:
+        """Keep room for what has to be written when the disk is full; False when there is none to be had."""
+        try:
+            self._keep_room()
+        except OSError as error:
+            if error.errno not in FULL:
+                return True  # a file system that cannot promise blocks
+            self.low = True
+            return False
+        if self.low:
+            log.info("there is room again")
+        self.low = False
+        self._ballast.keep()
+        return True
+
+    def _keep_room(self) -> None:
+        allocate(self._room, os.fstat(self._room).st_size + FILE_ROOM)
+        log_file = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)  # SQLite has no locks on this one
+        try:
+            allocate(log_file, LOG_ROOM)
+        finally:
+            os.close(log_file)
+
+    @staticmethod
+    def _migrate(db: sqlite3.Connection, path: Path) -> None:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
         if version > len(_MIGRATIONS):
             raise errors.FailedPrecondition(
                 f"{path} was written by a newer atoll (schema {version}, this one knows {len(_MIGRATIONS)})",
                 hint="use the newer atoll, or another ATOLL_HOME",
             )
         for number in range(version, len(_MIGRATIONS)):
-            self._db.executescript(f"BEGIN; {_MIGRATIONS[number]}; PRAGMA user_version={number + 1}; COMMIT;")
+            db.executescript(f"BEGIN; {_MIGRATIONS[number]}; PRAGMA user_version={number + 1}; COMMIT;")
 
     def close(self) -> None:
-        self.flush()
-        self._db.close()
+        try:
+            self.flush()
+        finally:
+            self._db.close()
+            os.close(self._room)
 
     def later(self, write: Callable[[], object]) -> None:
         """A write that an answer need not wait for: whatever is lost of these with a killed daemon, recovery finds out."""
@@ -93,9 +171,13 @@ class Store:
         """Do the late writes now; every question about commands and events comes after this."""
         if self._later:
             writes, self._later = self._later, []
-            with self.transaction():
-                for write in writes:
-                    write()
+            try:
+                with self.transaction():
+                    for write in writes:
+                        write()
+            except StoreFailed as failed:  # what was answered is not forgotten: it is written with the next that can be
+                self._later = [*writes[-MAX_LATE:], *self._later]
+                log.error("%d records wait for the store: %s", len(writes), failed)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -103,13 +185,17 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # a full disk may have ended it already
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     def _rows(self, query: str, *values: Any) -> list[Row]:
-        return [decoded(row) for row in self._db.execute(query, values)]
+        try:
+            return [decoded(row) for row in self._db.execute(query, values)]
+        except sqlite3.DatabaseError as error:  # a damaged file shows itself with any row
+            raise StoreFailed(error) from error
 
     def _row(self, query: str, *values: Any) -> Row | None:
         row = self._db.execute(query, values).fetchone()
@@ -168,7 +254,7 @@ class Store:
             ):
                 self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (sandbox,))
 
-    def end_sandbox(self, sandbox: str, kind: str, detail: str, by: str) -> None:
+    def end_sandbox(self, sandbox: str, kind: str, detail: str, by: str, at: float | None = None) -> None:
         """The last word. Environment values go: they may be secrets and nobody needs them any more."""
         self.flush()
         row = self._row("SELECT spec, record FROM sandbox WHERE id = ?", sandbox)
@@ -176,7 +262,7 @@ class Store:
             return
         record = {key: row["record"][key] for key in ("limits", "policy") if key in row["record"]}
         spec = {**row["spec"], "env": dict.fromkeys(row["spec"].get("env") or {}, "")}
-        now = time.time()
+        now = at or time.time()
         with self.transaction():
             self.update_sandbox(
                 sandbox,

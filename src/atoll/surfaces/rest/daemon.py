@@ -55,7 +55,7 @@ async def accounts(rest: Rest, exchange: Exchange) -> None:
 @route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop, scope="admin")
 async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Stop)
-    await exchange.answer({"stopping": True, "sandboxes": await rest.host.stop(request.force)})
+    await exchange.answer(await rest.host.stop(request.force))
 
 
 @route(
