@@ -72,6 +72,15 @@ class Warm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     )
 
 
+class Storage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How the home's disk is given out."""
+
+    # Disks of keys, and sizes that were asked for, are promised in full. The default size of a local user's sandbox counts
+    # with one part in this; 1 promises that in full too.
+    overcommit: Annotated[float, Meta(ge=1, le=1000)] = 64.0
+    audit_mb: Annotated[int, Meta(ge=16)] = 1024  # the audit log's oldest segments beyond this go, and a record says so
+
+
 class SandboxCaps(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The most one sandbox may hold on the host. 0 means no cap. Its own memory and disk have their own limits (`limits`)."""
 
@@ -80,7 +89,7 @@ class SandboxCaps(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True)
     disk_mb: Annotated[int, Meta(ge=0)] = 0
     elements: Annotated[int, Meta(ge=0)] = 4096  # rule elements of the router
     connections: Annotated[int, Meta(ge=0)] = 4096
-    output_mb: Annotated[int, Meta(ge=0)] = 256  # output of background commands that is kept
+    output_mb: Annotated[int, Meta(ge=0)] = 64  # output of background commands that is kept
     audit_mb: Annotated[int, Meta(ge=0)] = 0
 
 
@@ -91,7 +100,8 @@ class OwnerCaps(SandboxCaps, frozen=True, kw_only=True):
     threads: Annotated[int, Meta(ge=0)] = 4
     elements: Annotated[int, Meta(ge=0)] = 131072
     connections: Annotated[int, Meta(ge=0)] = 0
-    output_mb: Annotated[int, Meta(ge=0)] = 4096
+    output_mb: Annotated[int, Meta(ge=0)] = 1024
+    audit_mb: Annotated[int, Meta(ge=0)] = 512  # of a key, in one day
 
 
 class StrangerCaps(SandboxCaps, frozen=True, kw_only=True):
@@ -144,6 +154,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     backend: Backend = Backend()
     warm: Warm = Warm()
     accounts: Accounts = Accounts()
+    storage: Storage = Storage()
     egress: dict[str, Any] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)

@@ -154,6 +154,9 @@ class PlainBackend:
     async def runtimes(self) -> list[RuntimeStatus]:
         return [RuntimeStatus("container", True)]
 
+    def disk_used(self, box: str) -> int | None:
+        return None
+
     async def pick(self, runtime: str) -> str:
         if runtime not in ("auto", "container"):
             raise errors.Unsupported(f"no runtime {runtime!r} here")

@@ -21,7 +21,13 @@ GRPC = Flag("grpc", "ADDRESS", "listen there; may be repeated, `none` for no TCP
 _CREATE = (
     Flag("ttl", "TIME", "how long it is valid: 30d, 720h, days, or never (default: 30d)", default="30d"),
     Flag("scopes", "CSV", "use, approve, admin (default: use)", kind="csv"),
-    Flag("quota", "NAME=N", "sandboxes, cpus, memory_mb, write_rate, ...; may be repeated", kind="pair", repeat=True),
+    Flag(
+        "quota",
+        "NAME=N",
+        "sandboxes, cpus, memory_mb, disk_mb, write_rate, ...; may be repeated",
+        kind="pair",
+        repeat=True,
+    ),
     AS_JSON,
 )
 _MADE = "Make an API key; it is shown this once."

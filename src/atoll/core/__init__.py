@@ -65,7 +65,7 @@ class Core:
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home)
-        self.audit = Audit(home / "audit")
+        self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)

@@ -1,6 +1,7 @@
 """One HTTP request and its answer, straight on ASGI: query, body, JSON, errors, and noticing that the caller has gone."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -181,8 +182,11 @@ def unquote(raw: bytes) -> str:
     return unquote_to_bytes(raw).decode("utf-8", "surrogateescape")
 
 
-def internal(error: Exception) -> errors.Internal:
-    """What a caller sees of a bug: no text of ours, and where to look."""
+def internal(error: Exception) -> errors.AtollError:
+    """What a caller sees of a bug: no text of ours, and where to look. A full disk is none."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        log.error("the disk is full: %s", error)
+        return errors.DiskFull("the host's disk is full", hint="free space below ATOLL_HOME")
     log.error("unexpected failure", exc_info=error)
     return errors.Internal("something went wrong inside atoll", hint="see daemon.log")
 

@@ -7,6 +7,7 @@ be recorded, and the record follows when there is room.
 
 import asyncio
 import inspect
+import time
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +15,9 @@ from typing import Any
 import msgspec
 
 from atoll import errors
-from atoll.core.access.audit import Audit, Owed
+from atoll.accounts import AUDIT, owner
+from atoll.core.access.audit import MAX_DETAILS, Audit, Owed
+from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import Principal
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.reserve import FULL
@@ -22,6 +25,7 @@ from atoll.model import ALIAS
 
 SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call came from, set by the doors
 SHOWN = 500
+DAY, FRAME = 86400, 1024  # bytes of both records of a call, without what its caller chose
 READING = frozenset(("stat", "du"))  # of the file operations that are one question: those that change nothing
 FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
           "target", "action", "port", "host", "hosts", "more_hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
@@ -37,6 +41,8 @@ class Auditing:
     def __init__(self, audit: Audit, sandboxes: Sandboxes) -> None:
         self.audit = audit
         self._sandboxes = sandboxes
+        self._day = 0  # since 1970: a key's audit bytes are counted for one day
+        self._counted: set[str] = set()
 
     def watch(self, part: Any, *verbs: str, of: str = "", on_sandbox: bool = True) -> None:
         """Wrap these methods of `part`; their first argument is the principal and, unless said, the next the sandbox."""
@@ -106,8 +112,23 @@ class Auditing:
                 details[key] = _shown(value)
         who_said = {"who": who.owner, "action": action, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
         record = {**who_said, "result": "begun", **{RENAMED.get(key, key): v for key, v in details.items()}}
+        if action not in ENDINGS:
+            self._charge(who, details)
         of = self.audit.record_or_owe(**record) if action in ENDINGS else self._write(**record)
         return {**who_said, "of": of}
+
+    def _charge(self, who: Principal, details: dict[str, Any]) -> None:
+        """Count what a key has written down today; Exhausted beyond its cap. Nobody can push out the records of others."""
+        if not isinstance(who, KeyHolder):
+            return
+        accounts = self._sandboxes.accounts
+        if (today := int(time.time() // DAY)) != self._day:
+            for name in self._counted:
+                accounts.release(AUDIT, accounts.held(AUDIT, owner(name)), owner(name))
+            self._day, self._counted = today, set()
+        size = FRAME + min(MAX_DETAILS, sum(len(str(value)) for value in details.values()))
+        accounts.charge(AUDIT, size, owner(who.owner))
+        self._counted.add(who.owner)
 
     def _end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
         made = getattr(answer, "id", None)

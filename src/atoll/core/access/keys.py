@@ -25,7 +25,7 @@ from typing import Any
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, Unauthenticated
 
 SCOPES = ("use", "approve", "admin")
-QUOTAS = ("sandboxes", "cpus", "memory_mb", "write_burst", "write_rate", "read_burst", "read_rate")
+QUOTAS = ("sandboxes", "cpus", "memory_mb", "disk_mb", "write_burst", "write_rate", "read_burst", "read_rate")
 MAX_TTL_DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _KEY = re.compile(r"(?:e2b_)?([0-9a-f]{64})")

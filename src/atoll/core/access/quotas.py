@@ -16,7 +16,7 @@ from ..policy.profiles import Ceiling
 from .credentials import KeyHolder, may
 from .principals import Principal
 
-_LIMITS = {"cpus": "CPUs", "memory_mb": "MB of memory"}
+_LIMITS = {"cpus": "CPUs", "memory_mb": "MB of memory", "disk_mb": "MB of disk"}
 
 
 def check_request(who: Principal, spec: CreateSandbox) -> None:

@@ -7,18 +7,21 @@ slowly skips what was lost in between and is told how much; the command never wa
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 TAIL = 512 * 1024
 PIECE = 256 * 1024
 
+Grant = Callable[[int], int]  # asked before bytes are kept on the host: how many of so many may be
+
 
 class Kept:
     """One stream. `total` counts every byte; `first` are the kept ones; the tail ends at `total`."""
 
-    def __init__(self, limit: int, path: Path | None = None) -> None:
+    def __init__(self, limit: int, path: Path | None = None, grant: Grant | None = None) -> None:
         self.limit = limit
+        self._grant = grant or (lambda wanted: wanted)
         self.total = 0
         self.missed = 0  # bytes lost before they came here
         self._path = path
@@ -58,8 +61,9 @@ class Kept:
 
     def _write(self, part: bytes) -> int:
         """How many bytes could be kept: a full disk costs output, which is then cut, and no command its result."""
+        granted = self._grant(len(part))
         try:
-            return os.pwrite(self._fd, part, self._size)
+            return os.pwrite(self._fd, part[:granted], self._size) if granted else 0
         except OSError:
             return 0
 
@@ -81,7 +85,8 @@ class Kept:
         try:
             with open(self._path, "rb") as file:
                 return os.pread(file.fileno(), end - start, start)
-        except FileNotFoundError:
+        except FileNotFoundError:  # it made room for newer output
+            self._size = 0
             return b""
 
     def read(self, offset: int) -> tuple[int, bytes]:
@@ -107,11 +112,13 @@ class Kept:
 class Output:
     """Both streams of one command, and a bell for those who follow them."""
 
-    def __init__(self, limit: int, directory: Path | None = None, command: str = "") -> None:
+    def __init__(
+        self, limit: int, directory: Path | None = None, command: str = "", grant: Grant | None = None
+    ) -> None:
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.kept = {
-            channel: Kept(limit, None if directory is None else directory / f"{command}.{channel}")
+            channel: Kept(limit, None if directory is None else directory / f"{command}.{channel}", grant)
             for channel in (1, 2)
         }
         self.finished = False

@@ -2,16 +2,18 @@
 
 import asyncio
 import hashlib
+import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atoll import errors
+from atoll import accounts, errors
+from atoll.accounts import OUTPUT
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.principals import Principal, new_command_id
 from atoll.core.access.secrets import Vault
@@ -26,6 +28,7 @@ from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
 SHOWN_ARGUMENT = 4096
+SHOWN_ARGUMENTS = 16_384  # of all arguments together, in the record of a command
 
 Spec = ExecSpec | RunSpec
 Processes = list[dict[str, Any]]
@@ -245,7 +248,8 @@ class Commands:
             if row["id"] not in there:
                 self._store.update_command(live.id, row["id"], status="lost", ended_at=time.time())
                 continue
-            output = Output(row["spec"].get("kept", 0), self._directory / live.id, row["id"])
+            grant = self._grant(live.id, live.owner)
+            output = Output(row["spec"].get("kept", 0), self._directory / live.id, row["id"], grant)
             running = Running(live, row, output, self._store, self._history)
             wants_stdin = bool(row["spec"].get("stdin_stream") or row["spec"].get("pty"))
             sizes = {channel: kept.size for channel, kept in output.kept.items()}
@@ -303,7 +307,8 @@ class Commands:
         }  # fmt: skip
         if command in live.commands:
             raise errors.AlreadyExists(f"there is a command {command!r} already")
-        output = Output(kept, self._directory / live.id if background else None, command)
+        grant = self._grant(live.id, live.owner) if background else None
+        output = Output(kept, self._directory / live.id if background else None, command, grant)
         running = Running(live, row, output, self._store, self._history)
         live.commands[command] = running
 
@@ -422,6 +427,53 @@ class Commands:
         output.kept[2].total = max(output.kept[2].total, row["exit"].get("stderr_bytes", 0))
         return output
 
+    # What is kept on the host, up to the caps of the sandbox and its owner
+
+    def count_kept(self, sandbox: str, owner: str) -> None:
+        """Charge what an earlier daemon kept; what is beyond the caps goes, the oldest first."""
+        held = [(path, path.stat().st_size) for path in self._kept_files(sandbox)]
+        for path, size in reversed(held):
+            try:
+                self._sandboxes.accounts.charge(OUTPUT, size, accounts.sandbox(sandbox), accounts.owner(owner))
+            except errors.Exhausted:
+                path.unlink(missing_ok=True)
+
+    def _kept_files(self, sandbox: str) -> Iterable[Path]:
+        """Oldest first."""
+        with suppress(FileNotFoundError):
+            found = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(self._directory / sandbox)]
+            return [Path(path) for _, path in sorted(found)]
+        return []
+
+    def _grant(self, sandbox: str, owner: str) -> Callable[[int], int]:
+        """Asks for room for output. Output of commands that ended longest ago makes room; if that is not enough, it is cut."""
+        holders = (accounts.sandbox(sandbox), accounts.owner(owner))
+
+        def grant(wanted: int) -> int:
+            if self._sandboxes.space.left_lately() < wanted:
+                return 0
+            while True:
+                try:
+                    self._sandboxes.accounts.charge(OUTPUT, wanted, *holders)
+                    return wanted
+                except errors.Exhausted:
+                    if not self._drop_oldest(sandbox, holders):
+                        return 0
+
+        return grant
+
+    def _drop_oldest(self, sandbox: str, holders: tuple[accounts.Holder, ...]) -> bool:
+        """Remove the output of the command that ended longest ago; False when there is none."""
+        live = next((live for live in self._sandboxes.live.values() if live.id == sandbox), None)
+        running = {c.id for c in live.commands.values() if not c.ended} if live is not None else set()
+        for path in self._kept_files(sandbox):
+            size = path.stat().st_size
+            if path.stem not in running and size:
+                path.unlink(missing_ok=True)
+                self._sandboxes.accounts.release(OUTPUT, size, *holders)
+                return True
+        return False
+
     def _forget_outputs(self, sandbox: str) -> None:
         shutil.rmtree(self._directory / sandbox, ignore_errors=True)
 
@@ -451,10 +503,17 @@ def _close(output: Output | None) -> None:
 
 def _shown_argv(spec: Spec) -> list[str]:
     if isinstance(spec, RunSpec):
-        return [spec.code[:SHOWN_ARGUMENT], *(arg[:SHOWN_ARGUMENT] for arg in spec.args[:64])]
-    if spec.argv is not None:
-        return [arg[:SHOWN_ARGUMENT] for arg in spec.argv[:64]]
-    return [(spec.command or "")[:SHOWN_ARGUMENT]]
+        words = [spec.code, *spec.args[:64]]
+    else:
+        words = spec.argv[:64] if spec.argv is not None else [spec.command or ""]
+    shown: list[str] = []
+    left = SHOWN_ARGUMENTS
+    for word in words:
+        shown.append(word[: min(left, SHOWN_ARGUMENT)])
+        left -= len(shown[-1])
+        if left <= 0:
+            break
+    return shown
 
 
 def _body(spec: Spec) -> str:

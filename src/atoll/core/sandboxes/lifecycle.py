@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from atoll import accounts, errors
@@ -15,6 +16,7 @@ from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.commands.history import History
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.state import Live, gone
+from atoll.core.store.space import Space
 from atoll.core.store.sqlite import Row, Store, StoreFailed
 from atoll.core.store.unwritten import Unwritten
 from atoll.core.tasks import Tasks
@@ -35,6 +37,7 @@ class Lifecycle:
         self.history = history
         self.live: dict[tuple[str, str], Live] = {}
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
+        self.space: Space  # made by `Sandboxes`, which knows the settings
         self.forget_outputs: Callable[[str], None] = lambda sandbox: None
         self.tasks = Tasks()
         self.keep_s, self.keep_bytes = 0.0, 0  # for sandboxes that are kept while nobody uses them
@@ -208,7 +211,8 @@ class Lifecycle:
             await self.network.detach(sandbox)
         except Exception:
             log.exception("what creating %s left could not be removed; it is tried again later", sandbox)
-            self.store.update_sandbox(sandbox, state="ending", end_kind="failed", end_detail="", end_by="atoll")
+            with suppress(StoreFailed):
+                self.store.update_sandbox(sandbox, state="ending", end_kind="failed", end_detail="", end_by="atoll")
             return
         self.accounts.end(accounts.sandbox(sandbox))
         self.store.forget_sandbox(sandbox)
@@ -232,6 +236,7 @@ class Lifecycle:
             self.history.record(sandbox, row["owner"], "ended", reason=kind, detail=detail, by=by)
 
         self.forget_outputs(sandbox)
+        self.space.forget(sandbox)
         self.accounts.end(accounts.sandbox(sandbox))
         said = {"state": "ended", "end_kind": kind, "end_detail": detail, "end_by": by, "ended_at": now}
         self.unwritten.write(sandbox, ended, **said)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 
-from atoll import errors
+from atoll import accounts, errors
 from atoll.core.commands.verbs import Commands
 from atoll.core.policy.network import Survivor
 from atoll.core.sandboxes.idle_freeze import rouse
@@ -22,6 +22,8 @@ AT_ONCE = 16
 
 async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
     rows = sandboxes.store.living()
+    for row in rows:
+        _account(sandboxes, commands, row)
     turn = asyncio.Semaphore(AT_ONCE)
 
     async def one(row: Row) -> None:
@@ -39,6 +41,16 @@ async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
         log.warning("removed what no record knows: %s", ", ".join(strangers))
     for sandbox in sandboxes.store.purge():
         sandboxes.history.forget(sandbox)
+
+
+def _account(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+    """Charge what it holds on the disk already. A cap that was lowered since ends nothing."""
+    size, holders = sandboxes.space.load(row), (accounts.sandbox(row["id"]), accounts.owner(row["owner"]))
+    try:
+        sandboxes.accounts.charge(accounts.DISK, size, *holders)
+    except errors.Exhausted as over:
+        log.warning("the disk of sandbox %s is beyond a cap: %s", row["id"], over)
+    commands.count_kept(row["id"], row["owner"])
 
 
 async def _reconnect(sandboxes: Sandboxes) -> None:

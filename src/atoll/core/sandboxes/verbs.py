@@ -14,6 +14,9 @@ from typing import Any
 import msgspec
 
 from atoll import errors
+from atoll.accounts import DISK
+from atoll.accounts import owner as owner_account
+from atoll.accounts import sandbox as sandbox_account
 from atoll.backends.contract import Backend
 from atoll.config import Config
 from atoll.core.access import quotas
@@ -28,6 +31,7 @@ from atoll.core.sandboxes.lifecycle import Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
 from atoll.core.sandboxes.state import Live, host_name
 from atoll.core.store import rows
+from atoll.core.store.space import Space
 from atoll.core.store.sqlite import LIVE, Row, Store, StoreFailed
 from atoll.guest import GuestClient
 from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
@@ -59,6 +63,7 @@ class Sandboxes(Lifecycle):
         self.keep_s = config.sandboxes.keep_s
         self.keep_bytes = config.sandboxes.keep_disk_mb << 20
         self._waking: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self.space = Space(home, config.storage.overcommit, backend.disk_used)
 
     # The verbs
 
@@ -285,6 +290,7 @@ class Sandboxes(Lifecycle):
         if spare is not None:  # it has an id already
             row["id"], box = spare.id, replace(box, id=spare.id, hostname=host_name(spare.id))
         try:
+            self.accounts.charge(DISK, self.space.promise(row), sandbox_account(row["id"]), owner_account(who.owner))
             self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
             if not spec.start:
                 self.store.finish_create(row["id"], state="stopped")
@@ -297,6 +303,10 @@ class Sandboxes(Lifecycle):
             except BaseException as error:
                 await self.undo(row["id"], error)
                 raise
+        except BaseException:
+            self.space.forget(row["id"])
+            self.accounts.end(sandbox_account(row["id"]))
+            raise
         finally:
             if spare is not None:  # refused before it was used
                 self.tasks.spawn(self.pool.discard(spare))

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zstandard
@@ -31,7 +31,10 @@ _FEW = 16  # chunks that are flushed one by one; more are cheaper as one flush o
 class ChunkStore:
     """Blocking; safe to use from several threads. `put` of known bytes only hashes."""
 
-    def __init__(self, root: Path, *, reserve_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, root: Path, *, reserve_bytes: int = 64 << 20, check: Callable[[int, str], None] | None = None
+    ) -> None:
+        self._check = check  # raises when so many bytes are promised to others
         self._chunks = root / "chunks"
         self._staging = root / "staging"
         self._reserve = reserve_bytes
@@ -122,6 +125,8 @@ class ChunkStore:
 
     def check_space(self, size: int) -> None:
         """DiskFull when so many more bytes would leave the host with next to nothing."""
+        if self._check is not None:
+            self._check(size, "this snapshot")
         free = os.statvfs(self._staging)
         if free.f_bavail * free.f_frsize < size + self._reserve:
             raise DiskFull("the host has no room for this snapshot", hint="delete snapshots or free disk space")

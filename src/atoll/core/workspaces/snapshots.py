@@ -204,7 +204,8 @@ class Snapshots:
         with self._opening:
             if (store := self._stores.get(owner)) is None:
                 name = hashlib.sha256(owner.encode()).hexdigest()[:32]
-                store = ChunkStore(self._root if owner == _own() else self._root / "others" / name)
+                root = self._root if owner == _own() else self._root / "others" / name
+                store = ChunkStore(root, check=self._sandboxes.space.check)
                 self._stores[owner] = store
             return store
 

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,7 @@ class Gateway:
         self._server: Any = None
         self._starting = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
-        self._directory = Path(tempfile.mkdtemp(prefix="grpc-", dir=_short_directory(home)))
+        self._directory = _make_directory(home)
         self.doors = Doors(self._directory / "s", self._ensure, keeper.identify, books)
 
     @property
@@ -193,6 +194,9 @@ def _load_server() -> Any:
     return server
 
 
-def _short_directory(home: Path) -> Path:
-    """Socket paths end at 107 bytes; a deep home needs another place, which mkdtemp makes just as private."""
-    return home if len(os.fsencode(home)) < 70 else Path(tempfile.gettempdir())
+def _make_directory(home: Path) -> Path:
+    """Socket paths end at 107 bytes, and a home may be full: then another place, which mkdtemp makes just as private."""
+    if len(os.fsencode(home)) < 70:
+        with suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix="grpc-", dir=home))
+    return Path(tempfile.mkdtemp(prefix="atoll-grpc-"))
