@@ -149,7 +149,8 @@ class Lifecycle:
             self.unwritten.write(live.id, stopped, **values)
             self._forget(live)
         if live.spec.keep:
-            await self._keep_budget(live.owner)
+            with suppress(StoreFailed):
+                await self._keep_budget(live.owner)
 
     async def _kept(self, live: Live) -> dict[str, Any]:
         """Return what is noted of a sandbox whose disk is kept: its size, and what is left of its lifetime."""
