@@ -46,6 +46,9 @@ export class Internal extends AtollError {}
 /** More bytes or entries than are accepted in one request. */
 export class TooLarge extends InvalidArgument {}
 
+/** The sandbox has no user or group of this name. */
+export class UserNotFound extends InvalidArgument {}
+
 /** The operator's allowlist does not name this image. */
 export class ImageNotAllowed extends InvalidArgument {}
 
@@ -101,6 +104,7 @@ export const kinds: Record<string, new (message: string, facts?: ErrorFacts) => 
   outcome_unknown: OutcomeUnknown,
   internal: Internal,
   too_large: TooLarge,
+  user_not_found: UserNotFound,
   image_not_allowed: ImageNotAllowed,
   sandbox_gone: SandboxGone,
   file_not_found: FileNotFound,
@@ -132,6 +136,7 @@ export const retryOf: Record<string, string> = {
   outcome_unknown: "never",
   internal: "no",
   too_large: "no",
+  user_not_found: "no",
   image_not_allowed: "no",
   sandbox_gone: "no",
   file_not_found: "no",
