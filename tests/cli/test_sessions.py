@@ -65,7 +65,7 @@ def test_k8e_P13_limits_hold_and_the_workspace_goes_with_the_session(cli: Cli) -
     session = cli.ok("sandbox", "create", *flags)["session_id"]
     found = cli.ok("sandbox", "get", session)
     limits = {name: limit["value"] for name, limit in found["limits"].items()}
-    assert limits == {"cpus": 0.5, "memory_mb": 128, "pids": 64, "files": 256, "disk_mb": 64}
+    assert limits == {"cpus": 0.5, "memory_mb": 128, "pids": 64, "files": 256, "disk_mb": 64, "shm_mb": 64}
     assert found["phase"] == "Active" and found["expires_at"] > 0
     if found["limits"]["memory_mb"]["enforced"]:
         hog = cli("sandbox", "run", "x = bytearray(400_000_000)", "--lang", "python", "--session-id", session)

@@ -176,7 +176,9 @@ def _port(arguments: Arguments) -> int:
     if text is None:
         raise InvalidArgument("which port? give a number from 1 to 65535")
     if not (str(text).isascii() and str(text).isdigit() and 1 <= int(text) <= 65535):
-        raise InvalidArgument(f"{text!r} is not a port from 1 to 65535")
+        raise InvalidArgument(
+            f"{text!r} is not a port from 1 to 65535", hint="the sandbox comes before it, or by --session-id"
+        )
     return int(text)
 
 
