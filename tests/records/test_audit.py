@@ -68,3 +68,33 @@ def test_rotation_keeps_the_chain(tmp_path: Path, monkeypatch) -> None:
     segment = next(iter(tmp_path.glob("audit.*.jsonl")))
     first = json.loads(segment.read_text().splitlines()[0])
     assert len(first["hash"]) == 64
+
+
+def test_the_oldest_part_goes_and_the_rest_stays_verifiable(tmp_path: Path, monkeypatch) -> None:
+    """Beyond its cap the log loses whole segments; a record vouches for that, and without it the loss shows."""
+    monkeypatch.setattr("atoll.core.access.audit._ROTATE_BYTES", 2000)
+    log = Audit(tmp_path, keep=6000)
+    for number in range(100):
+        log.record("uid:0", "exec", f"box{number}")
+    log.close()
+    assert sum(path.stat().st_size for path in tmp_path.glob("audit*.jsonl")) < 12_000
+    verdict = verify(tmp_path)
+    assert verdict.ok and verdict.records > 100, verdict
+    again = Audit(tmp_path, keep=6000)
+    again.record("uid:0", "exec", "later")
+    again.close()
+    assert verify(tmp_path).ok
+    oldest = min(tmp_path.glob("audit.*.jsonl"), key=lambda path: int(path.name.split(".")[1]))
+    last = json.loads(oldest.read_text().splitlines()[-1])
+    oldest.unlink()
+    (tmp_path / "audit.anchor").write_text(f"{last['record']['seq']} {last['hash']}\n")  # as one would who hides it
+    assert "no record says" in verify(tmp_path).problem
+
+
+def test_a_record_is_bounded_whatever_its_caller_sends(tmp_path: Path) -> None:
+    log = Audit(tmp_path)
+    log.record("uid:0", "exec", "box", argv=["é" * 500] * 64, **{f"k{n}" * 100: "x" * 5000 for n in range(200)})
+    log.close()
+    line = (tmp_path / "audit.jsonl").read_text()
+    assert len(line) < 4096 and len(json.loads(line)["record"]["details"]["cut"]["sha256"]) == 64
+    assert verify(tmp_path).ok
