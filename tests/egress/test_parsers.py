@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.egress.names import BadName, from_wire
 from atoll.egress.parse import dns
-from atoll.egress.parse.hello import HelloError, is_retry, read_hello
+from atoll.egress.parse.hello import MAX_EARLY, MIN_RECORD, HelloError, HelloReader, is_retry, read_hello
 from atoll.egress.parse.http_head import HeadError, RequestGuard
 from atoll.egress.router.nflog import parse_log
 
@@ -141,13 +141,41 @@ def test_good_hello_is_read_whole() -> None:
 
 
 @FUZZ
-@given(st.integers(1, 300), st.data())
-def test_no_split_changes_the_result(record: int, data: st.DataObject) -> None:
-    """Read the same name from any record size, and nothing from any proper prefix."""
-    hello = client_hello(sni(b"a.example"), (10, b"\0\4\0\x1d\0\x17"), size=record)
+@given(st.integers(MIN_RECORD, 300), st.integers(2, 50), st.data())
+def test_no_split_changes_the_result(record: int, step: int, data: st.DataObject) -> None:
+    """Read the same name from any record size and in any pieces, and nothing from any proper prefix."""
+    hello = client_hello(sni(b"a.example"), (10, b"\0\4\0\x1d\0\x17"), (21, bytes(200)), size=record)
     found = read_hello(hello)
     assert found is not None and found.name == "a.example" and found.size == len(hello)
     assert read_hello(hello[: data.draw(st.integers(0, len(hello) - 1))]) is None
+    reader = HelloReader()
+    answers = [reader.feed(hello[at : at + step]) for at in range(0, len(hello), step)]
+    assert answers[-1] == found and not any(answers[:-1])
+
+
+@pytest.mark.parametrize("record", [1, 2, 3, 4, 5, 63])
+def test_tiny_records_are_refused(record: int) -> None:
+    """Refuse a hello in records smaller than any TLS library sends, all but the last."""
+    with pytest.raises(HelloError, match="too small"):
+        read_hello(client_hello(sni(b"a.example"), (21, bytes(200)), size=record))
+
+
+def test_early_data_is_bounded() -> None:
+    """Hold no more than a bounded amount of rejected early data, also while a record is incomplete."""
+    reader, record = HelloReader(again=True), b"\x17\x03\x03\x41\x00" + bytes(16640)
+    with pytest.raises(HelloError, match="early data"):
+        reader.feed(record[:100])
+        for _ in range(100):
+            reader.feed(record[100:] + record[:100])
+    assert len(reader.data) < 2 * MAX_EARLY
+
+
+def test_pieces_are_bounded() -> None:
+    """Refuse a hello that comes in more pieces than segments could explain."""
+    reader, hello = HelloReader(), client_hello(sni(b"a.example"), (21, bytes(2000)))
+    with pytest.raises(HelloError, match="pieces"):
+        for at in range(len(hello)):
+            reader.feed(hello[at : at + 1])
 
 
 @FUZZ

@@ -8,6 +8,7 @@ A sandbox without network is one that was never attached.
 
 from atoll.egress.broker.sandbox import UPLOAD, EgressEvent
 from atoll.egress.control.service import Egress, Kept
+from atoll.egress.limits import Limits
 from atoll.egress.policy import HOST_NAME, EgressPolicy, HostRule, Verdict, parse_hosts
 from atoll.egress.presets import default_hosts, mode, mode_names, registries, run_hosts
 from atoll.egress.router.router import Link
@@ -20,6 +21,7 @@ __all__ = [
     "EgressPolicy",
     "HostRule",
     "Kept",
+    "Limits",
     "Link",
     "Verdict",
     "default_hosts",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from atoll import errors
 from atoll.backends.local.kernel.rootless import standing
 from atoll.core.access.approval_rules import held_hosts
-from atoll.egress import Egress, EgressEvent, EgressPolicy, Kept, Link, default_hosts
+from atoll.egress import Egress, EgressEvent, EgressPolicy, Kept, Limits, Link, default_hosts
 from atoll.model import CreateSandbox
 
 log = logging.getLogger("atoll.network")
@@ -147,13 +147,15 @@ class Settings:
 
     private: Mapping[str, list[str]]
     servers: tuple[tuple[str, int], ...]
+    limits: Limits
 
     @staticmethod
     def of(table: Mapping[str, Any], defaults: Iterable[str]) -> "Settings":
         for key in table:
-            if key not in ("private", "servers"):
+            if key not in ("private", "servers", "limits"):
                 raise errors.InvalidArgument(
-                    f"config.toml: unknown key `egress.{key}`", hint="known are `egress.private` and `egress.servers`"
+                    f"config.toml: unknown key `egress.{key}`",
+                    hint="known are `egress.private`, `egress.servers` and `egress.limits`",
                 )
         private, servers = table.get("private", {}), table.get("servers", [])
         if not isinstance(private, dict) or not isinstance(servers, list):
@@ -163,7 +165,11 @@ class Settings:
         except ValueError as error:
             raise errors.InvalidArgument(f"config.toml: egress.servers: {error}") from None
         EgressPolicy.of(defaults, private=private)
-        return Settings({str(host): [str(net) for net in nets] for host, nets in private.items()}, found)
+        limits = table.get("limits", {})
+        if not isinstance(limits, dict):
+            raise errors.InvalidArgument("config.toml: `egress.limits` is a table")
+        opened = {str(host): [str(net) for net in nets] for host, nets in private.items()}
+        return Settings(opened, found, Limits.of(limits))
 
 
 class Broker:
@@ -188,6 +194,7 @@ class Broker:
                 lambda event: self.on_blocked(event),
                 lambda sandbox, name, port: self.on_ask(sandbox, name, port),
                 servers=self._settings.servers,
+                limits=self._settings.limits,
             )
         )
         self._starting.add_done_callback(_report)

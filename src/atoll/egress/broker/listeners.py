@@ -1,7 +1,8 @@
 """The sandboxes' side of the broker: the sockets of the router namespace, and who stands at each.
 
 A sandbox is known by the address of ours that its packet came to, or by the interface, together with its own address;
-the router's rules have made sure that the two belong together.
+the router's rules have made sure that the two belong together. All that happens here is finding the sandbox and putting the
+piece into its lane: the work itself is done there, and charged.
 """
 
 import asyncio
@@ -9,8 +10,10 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Any, Final
 
+from atoll.egress.broker.dns_stream import DnsStream
 from atoll.egress.broker.flow import Ask, Flow
 from atoll.egress.broker.registry import Roster
 from atoll.egress.broker.resolver import Report, Resolver
@@ -20,11 +23,9 @@ from atoll.egress.router.router import RouterSockets
 
 _SO_ORIGINAL_DST: Final = 80
 _IP_PKTINFO: Final = 8
-_DNS_STREAMS: Final = 512
 _DNS_STREAMS_EACH: Final = 16
-_QUERIES_PER_STREAM: Final = 32
-_STREAM_SECONDS: Final = 10
-_TURN: Final = 64
+_TURN: Final = 128
+_MAX_WAITING: Final = 256  # jobs of a lane to which a DNS packet is still added
 _log = logging.getLogger(__name__)
 
 Take = Callable[[Member, socket.socket], bool]
@@ -39,8 +40,6 @@ class Doors:
         self._resolver = resolver
         self._report = report
         self._ask = ask
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: dict[str, int] = {}
         self._opened = False
 
     def open(self) -> None:
@@ -53,11 +52,6 @@ class Doors:
         loop.add_reader(self._sockets.dns_tcp, guarded, self._accept, self._sockets.dns_tcp, self._take_dns)
         loop.add_reader(self._sockets.proxy, guarded, self._accept, self._sockets.proxy, self._take_flow)
         loop.add_reader(self._sockets.log, guarded, self._read_log)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _accept(self, listener: socket.socket, take: Take) -> None:
         for _ in range(_TURN):
@@ -84,18 +78,28 @@ class Doors:
         loop.call_later(0.1, loop.add_reader, listener, guarded, self._accept, listener, take)
 
     def _take_flow(self, member: Member, client: socket.socket) -> bool:
-        raw = client.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16)
-        port, packed = struct.unpack_from("!2xH4s", raw)
-        target = (socket.inet_ntoa(packed), port)
-        if not self._roster.has_room(member):
-            self._report(member, "", target[0], port, "tcp", "too many connections at once")
+        if not self._roster.take_room(member):
+            address, port = original_target(client)
+            self._report(member, "", address, port, "tcp", "too many connections at once")
             return False
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if member.lane.submit(self._begin_flow, member, client):
+            return True
+        self._roster.give_room(member)
+        return False
+
+    def _begin_flow(self, member: Member, client: socket.socket) -> None:
+        try:
+            target = original_target(client)
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError:  # gone already
+            client.close()
+            self._roster.give_room(member)
+            return
         Flow(member, client, target, self._report, self._ask).start()
-        return True
 
     def _read_dns(self) -> None:
+        """Give each packet to the lane of its sandbox. What does not fit there is lost, as packets are."""
         for _ in range(_TURN):
             try:
                 packet, ancillary, _, source = self._sockets.dns_udp.recvmsg(4097, socket.CMSG_SPACE(12))
@@ -106,63 +110,48 @@ class Doors:
                 continue
             index, local = struct.unpack_from("=i4s", info)
             member = self._roster.at_interface(index, source[0])
-            if member is not None:
-                self._spawn(self._answer_dns(member, packet, source, struct.pack("=i4s4s", 0, local, bytes(4))))
+            if member is not None and member.lane.backlog < _MAX_WAITING:
+                back = struct.pack("=i4s4s", 0, local, bytes(4))
+                member.lane.submit(self._answer_packet, member, packet, source, back)
 
-    async def _answer_dns(self, member: Member, packet: bytes, source: Any, info: bytes) -> None:
+    def _answer_packet(self, member: Member, packet: bytes, source: Any, info: bytes) -> None:
+        answer = self._resolver.answer(member, packet)
+        if isinstance(answer, Coroutine):
+            member.lane.spawn(self._answer_later(answer, source, info))
+        elif answer is not None:
+            self._send_packet(answer, source, info)
+
+    async def _answer_later(self, work: Coroutine[Any, Any, bytes], source: Any, info: bytes) -> None:
         try:
-            answer = await self._resolver.answer(member, packet)
-            if answer is not None:
-                self._sockets.dns_udp.sendmsg([answer], [(0, _IP_PKTINFO, info)], 0, source)
-        except OSError as err:
-            _log.debug("DNS answer: %s", err)
+            self._send_packet(await work, source, info)
         except Exception:
             _log.exception("DNS query")
 
+    def _send_packet(self, answer: bytes, source: Any, info: bytes) -> None:
+        try:
+            self._sockets.dns_udp.sendmsg([answer], [(0, _IP_PKTINFO, info)], 0, source)
+        except OSError as err:
+            _log.debug("DNS answer: %s", err)
+
     def _take_dns(self, member: Member, client: socket.socket) -> bool:
-        sandbox = member.link.sandbox
-        open_now = self._streams.get(sandbox, 0)
-        if open_now >= _DNS_STREAMS_EACH or sum(self._streams.values()) >= _DNS_STREAMS:
+        if len(member.streams) >= _DNS_STREAMS_EACH:
             return False
-        self._streams[sandbox] = open_now + 1
-        self._spawn(self._serve_dns(member, client))
+        stream = DnsStream(member, client, self._resolver)
+        if not member.lane.submit(stream.start):
+            stream.end()
         return True
 
-    async def _serve_dns(self, member: Member, client: socket.socket) -> None:
-        try:
-            with client:
-                await self._answer_stream(member, client)
-        except (OSError, TimeoutError) as err:
-            _log.debug("DNS stream: %s", err)
-        except Exception:
-            _log.exception("DNS stream")
-        finally:
-            left = self._streams.pop(member.link.sandbox, 1) - 1
-            if left > 0:
-                self._streams[member.link.sandbox] = left
-
-    async def _answer_stream(self, member: Member, client: socket.socket) -> None:
-        loop, data = asyncio.get_running_loop(), bytearray()
-        for _ in range(_QUERIES_PER_STREAM):
-            while len(data) < 2 or len(data) < 2 + (data[0] << 8 | data[1]):
-                async with asyncio.timeout(_STREAM_SECONDS):
-                    got = await loop.sock_recv(client, 4096)
-                if not got:
-                    return
-                data += got
-            size = data[0] << 8 | data[1]
-            answer = await self._resolver.answer(member, bytes(data[2 : 2 + size]))
-            del data[: 2 + size]
-            if answer is None:
-                return
-            async with asyncio.timeout(_STREAM_SECONDS):
-                await loop.sock_sendall(client, struct.pack("!H", len(answer)) + answer)
-
     def _read_log(self) -> None:
-        for attempt in read_log(self._sockets.log):
+        for attempt in islice(read_log(self._sockets.log), _TURN):
             member = self._roster.at_interface(attempt.index)
             if member is not None:
                 self._report(member, *_explain(member, attempt))
+
+
+def original_target(client: socket.socket) -> tuple[str, int]:
+    """Where the sandbox wanted to go, before the router sent it here."""
+    port, packed = struct.unpack_from("!2xH4s", client.getsockopt(socket.SOL_IP, _SO_ORIGINAL_DST, 16))
+    return socket.inet_ntoa(packed), port
 
 
 def _explain(member: Member, attempt: Attempt) -> tuple[str, str, int, str, str]:

@@ -27,8 +27,10 @@ from atoll.egress.broker.listeners import Doors, guarded
 from atoll.egress.broker.registry import Roster
 from atoll.egress.broker.resolver import Resolver
 from atoll.egress.broker.sandbox import Bucket, EgressEvent, Member
+from atoll.egress.broker.turns import Turns
 from atoll.egress.broker.upstream import Upstream
 from atoll.egress.control import wire
+from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router.netlink import enter_net
 from atoll.egress.router.nft import Entry
@@ -53,6 +55,7 @@ class Settings:
     host_net: int | None = None
     servers: list[list[Any]] | None = None
     hosts_file: str = "/etc/hosts"
+    limits: dict[str, int] | None = None
 
 
 class Broker:
@@ -61,7 +64,7 @@ class Broker:
     def __init__(self, settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._roster = Roster(file_limit, self._send)
+        self._roster = Roster(file_limit, self._send, Turns(), Limits(**settings.limits or {}))
         servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
         upstream = Upstream(servers, hosts_file=settings.hosts_file)
         resolver = Resolver(upstream, self._open_way, self._report)

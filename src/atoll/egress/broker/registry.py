@@ -1,29 +1,38 @@
 """The broker's list of sandboxes, found by id, by gateway address or by interface, and what their policies open."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
-from atoll.egress.broker.sandbox import EgressEvent, Member
+from atoll import accounts
+from atoll.egress.broker.relay import Buffers
+from atoll.egress.broker.sandbox import EgressEvent, Member, Row
+from atoll.egress.broker.turns import Lane, Turns
+from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router.router import Link
+from atoll.errors import Exhausted
 
-_MAX_FLOWS: Final = 2048
-_OWN_FLOWS: Final = 64
-
-# Address, port or None for all, seconds or None for ever: the form in which the daemon gets entries for its rules.
-Row = list[Any]
+_OWN_CONNECTIONS: Final = 64
 
 
 class Roster:
     """All members. `file_limit` is how many descriptors the broker may have; `notice` tells the daemon of an event."""
 
-    def __init__(self, file_limit: int, notice: Callable[[EgressEvent], None]) -> None:
+    def __init__(
+        self, file_limit: int, notice: Callable[[EgressEvent], None], turns: Turns, limits: Limits | None = None
+    ) -> None:
+        # Two descriptors a connection, and a few for each sandbox.
+        limits = limits or Limits()
+        most = max(64, (file_limit - 256) * 3 // 8)
+        self._limits = replace(limits, all_connections=min(limits.all_connections, most))
         self._notice = notice
+        self._turns = turns
+        self._accounts = accounts.Accounts(self._limits.caps())
+        self._buffers = Buffers(self._limits.all_buffers_mb << 20)
         self._members: dict[str, Member] = {}
         self._by_gateway: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
-        # Two descriptors a connection. A few are every sandbox's due; more only while a quarter of all is left.
-        self._shared_flows = max(_OWN_FLOWS, (file_limit - 256) * 3 // 8)
 
     def __iter__(self) -> Iterator[Member]:
         return iter(list(self._members.values()))
@@ -43,12 +52,20 @@ class Roster:
         member = self._by_index.get(index)
         return member if member is not None and peer in (None, member.link.address) else None
 
-    def has_room(self, member: Member) -> bool:
-        """May this sandbox open one more connection?"""
-        mine = len(member.flows)
-        if mine < _OWN_FLOWS:
-            return True
-        return mine < _MAX_FLOWS and sum(len(each.flows) for each in self._members.values()) < self._shared_flows
+    def take_room(self, member: Member) -> bool:
+        """Count one more connection of this sandbox, if it may have one. A few are every sandbox's due."""
+        mine, open_now = (self._accounts.held(accounts.CONNECTIONS, who) for who in (member.holder, accounts.TOTAL))
+        if mine >= _OWN_CONNECTIONS and open_now >= self._limits.all_connections:
+            return False
+        try:
+            self._accounts.charge(accounts.CONNECTIONS, 1, member.holder)
+        except Exhausted:
+            return False
+        return True
+
+    def give_room(self, member: Member) -> None:
+        """One connection less."""
+        self._accounts.release(accounts.CONNECTIONS, 1, member.holder)
 
     def put(self, link: Link, policy: EgressPolicy) -> tuple[list[Row], list[Row]]:
         """A new sandbox, or a new policy for a known one: what it no longer allows ends here and now.
@@ -60,10 +77,18 @@ class Roster:
             self.remove(link.sandbox)
             member = None
         if member is None:
-            member = Member(link, policy, self._notice)
+            member = Member(
+                link,
+                policy,
+                Lane(self._turns),
+                self._accounts,
+                Buffers(self._limits.buffers_mb << 20, self._buffers),
+                self._limits,
+                self._notice,
+            )
             self._members[link.sandbox] = self._by_gateway[link.gateway] = self._by_index[link.index] = member
             return [], []
-        before = dict.fromkeys((address, port) for address, port, _ in open_rows(member))
+        before = dict.fromkeys(member.rules)
         member.policy = policy
         member.grants.revoke(lambda name: policy.decide(name).allowed)
         for flow in list(member.flows):
@@ -72,6 +97,8 @@ class Roster:
         after = open_rows(member)
         for address, port, _ in after:
             before.pop((address, port), None)
+        member.rules = {}
+        member.put_rules(after)
         return after, [[address, port, None] for address, port in before]
 
     def remove(self, sandbox: str) -> dict[str, Any]:
@@ -86,6 +113,10 @@ class Roster:
         member.policy = EgressPolicy()  # what is still being resolved or dialled ends as not allowed
         for flow in list(member.flows):
             flow.cut()
+        for stream in list(member.streams):
+            stream.end()
+        member.lane.close()
+        self._accounts.end(member.holder)
         return member.counters()
 
 
@@ -93,7 +124,7 @@ def open_rows(member: Member) -> list[Row]:
     """What the router's rules should hold for this sandbox now."""
     longest: dict[tuple[str, int | None], int] = {}
     for address, name, left in member.grants.live():
-        ports = member.policy.ports(name)
-        for port in (None,) if ports is None else ports:
+        for port in member.open_ports(name):
             longest[address, port] = max(longest.get((address, port), 1), int(left) + 1)
-    return [[address, port, seconds] for (address, port), seconds in longest.items()]
+    rows = [[address, port, seconds] for (address, port), seconds in longest.items()]
+    return rows[: member.limits.elements]

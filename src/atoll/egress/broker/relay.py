@@ -1,15 +1,19 @@
 """Bytes both ways between two sockets, as fast as one Python loop can and with nothing piling up.
 
-One read per turn of the loop, straight from a shared buffer into the other socket: connections take turns, and what the
-slower side does not take stops the reading of the faster one.
+One read per turn of the lane, straight from a shared buffer into the other socket: connections take turns, and what the
+slower side does not take stops the reading of the faster one. What waits for the slower side is counted: beyond the sandbox's
+share, and beyond that of all, reads are small, so that any number of connections holds a bounded amount.
 """
 
-import asyncio
 import socket
 from collections.abc import Callable
 from typing import Final
 
+from atoll.egress.broker.turns import Lane
+
 CHUNK: Final = 256 * 1024
+SMALL: Final = 4 * 1024
+OWN: Final = 512 * 1024  # every sandbox's due, however much the others hold
 _buffer = bytearray(CHUNK)
 _view = memoryview(_buffer)
 
@@ -17,14 +21,34 @@ _view = memoryview(_buffer)
 Filter = Callable[[memoryview], bytes | memoryview]
 
 
+class Buffers:
+    """How many bytes wait for slow receivers, and how much to read at once; `total` is that of all sandboxes."""
+
+    __slots__ = ("_cap", "_total", "held")
+
+    def __init__(self, cap: int, total: "Buffers | None" = None) -> None:
+        self._cap, self._total = cap, total
+        self.held = 0
+
+    def change(self, size: int) -> None:
+        self.held += size
+        if self._total is not None:
+            self._total.change(size)
+
+    @property
+    def full(self) -> bool:
+        return self.held >= self._cap or (self._total is not None and self._total.full and self.held >= OWN)
+
+
 class _Half:
     """One direction: where from, where to, and what the other side has not yet taken."""
 
-    __slots__ = ("done", "held", "pending", "reading", "sink", "source", "tally")
+    __slots__ = ("charged", "done", "held", "pending", "reading", "sink", "source", "tally")
 
     def __init__(self, source: socket.socket, sink: socket.socket, tally: Callable[[int], None]) -> None:
         self.source, self.sink, self.tally = source, sink, tally
-        self.pending = b""
+        self.pending: bytes | memoryview = b""
+        self.charged = 0
         self.reading = False
         self.held = False
         self.done = False
@@ -40,14 +64,18 @@ class Relay:
         sent: Callable[[int], None],
         received: Callable[[int], None],
         on_end: Callable[[], None],
+        lane: Lane,
+        buffers: Buffers,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._lane = lane
+        self._buffers = buffers
         self._up = _Half(client, server, sent)
         self._down = _Half(server, client, received)
         self._on_end = on_end
         self._ended = False
         self.on_client_data: Filter | None = None
         self.on_server_data: Filter | None = None
+        self.client_appetite: Callable[[], int] | None = None
 
     def start(self, to_server: bytes = b"", to_client: bytes = b"") -> None:
         """Begin, with bytes that are already allowed to go."""
@@ -83,22 +111,23 @@ class Relay:
         for half in (self._up, self._down):
             self._pause(half)
             if half.pending and half.sink.fileno() >= 0:
-                self._loop.remove_writer(half.sink)
+                self._lane.remove_writer(half.sink)
+            self._keep(half, b"")
         self._on_end()
 
     def _resume(self, half: _Half) -> None:
         if not half.reading and not half.done and not half.held:
             half.reading = True
-            self._loop.add_reader(half.source, self._readable, half)
+            self._lane.add_reader(half.source, self._readable, half)
 
     def _pause(self, half: _Half) -> None:
         if half.reading:
             half.reading = False
-            self._loop.remove_reader(half.source)
+            self._lane.remove_reader(half.source)
 
     def _readable(self, half: _Half) -> None:
         try:
-            size = half.source.recv_into(_buffer)
+            size = half.source.recv_into(_buffer, self._appetite(half))
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -116,9 +145,23 @@ class Relay:
         if len(data):
             self._send(half, data)
 
+    def _appetite(self, half: _Half) -> int:
+        most = SMALL if self._buffers.full else CHUNK
+        if half is self._up and self.client_appetite is not None:
+            return min(most, self.client_appetite())
+        return most
+
+    def _keep(self, half: _Half, data: bytes | memoryview) -> None:
+        """Hold what the other side has not taken. A part of a buffer keeps all of it, so it is charged whole."""
+        half.pending = data
+        charged = 0 if not data else half.charged if isinstance(data, memoryview) else len(data)
+        if charged != half.charged:
+            self._buffers.change(charged - half.charged)
+            half.charged = charged
+
     def _send(self, half: _Half, data: bytes | memoryview) -> None:
         if half.pending:
-            half.pending += bytes(data)
+            self._keep(half, bytes(half.pending) + bytes(data))
             return
         try:
             size = half.sink.send(data)
@@ -129,9 +172,9 @@ class Relay:
             return
         half.tally(size)
         if size < len(data):
-            half.pending = bytes(data[size:])
+            self._keep(half, bytes(data[size:]))
             self._pause(half)
-            self._loop.add_writer(half.sink, self._writable, half)
+            self._lane.add_writer(half.sink, self._writable, half)
 
     def _writable(self, half: _Half) -> None:
         try:
@@ -142,9 +185,9 @@ class Relay:
             self.end()
             return
         half.tally(size)
-        half.pending = half.pending[size:]
+        self._keep(half, memoryview(half.pending)[size:])
         if not half.pending:
-            self._loop.remove_writer(half.sink)
+            self._lane.remove_writer(half.sink)
             if half.done:
                 self._shut(half)
             else:

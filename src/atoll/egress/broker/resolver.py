@@ -5,9 +5,10 @@ answers, so there is neither a way around over IPv6 nor a key for encrypted hell
 IPv6 alone, the answer is an address that stands for the IPv6 one.
 """
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
 
 from atoll.egress.addresses import refusal
 from atoll.egress.broker.sandbox import Member
@@ -22,7 +23,7 @@ GRANT_MAX: Final = 3600
 GRANT_SLACK: Final = 60
 _ANSWER_TTL_MAX: Final = 300
 _MAX_ADDRESSES: Final = 16
-_MAX_ASKING: Final = 32
+_MAX_ASKING: Final = 64
 _MAX_WILDCARD_NAME: Final = 128
 _MAX_WILDCARD_LABELS: Final = 10
 _log = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class Resolver:
         self._open_way = open_way
         self._report = report
 
-    async def answer(self, member: Member, packet: bytes) -> bytes | None:
-        """The response to send, or None for packets that deserve none."""
+    def answer(self, member: Member, packet: bytes) -> "bytes | Coroutine[Any, Any, bytes] | None":
+        """The response to send, None for packets that deserve none, or the work that finds the response."""
         try:
             query = dns.parse_query(packet)
         except dns.DnsError:
@@ -69,8 +70,12 @@ class Resolver:
         if member.asking >= _MAX_ASKING:
             return dns.build_response(query, dns.SERVFAIL)
         member.asking += 1
+        return self._ask(member, query, name)
+
+    async def _ask(self, member: Member, query: dns.Query, name: str) -> bytes:
         try:
-            return await self._resolve(member, query, name)
+            async with member.lookups:
+                return await self._resolve(member, query, name)
         finally:
             member.asking -= 1
 
@@ -85,9 +90,7 @@ class Resolver:
         return "" if member.may_ask_new(name) else "too many different names under a wildcard"
 
     async def _resolve(self, member: Member, query: dns.Query, name: str) -> bytes:
-        found = await self._upstream.lookup(name)
-        if found.code == dns.NOERROR and not any(map(has_route, found.addresses[:_MAX_ADDRESSES])):
-            found = await self._over_ipv6(name) or found
+        found = await self._look_up(member, name)
         if found.code != dns.NOERROR or not found.addresses:
             return dns.build_response(query, found.code)
         # The policy may have changed while upstream was asked.
@@ -105,15 +108,45 @@ class Resolver:
                 self._report(member, name, address, 0, "dns", f"the name leads to a {why} address")
         if not good:
             return dns.build_response(query, dns.NXDOMAIN)
-        seconds = min(max(found.ttl, GRANT_MIN), GRANT_MAX) + GRANT_SLACK
-        granted = [address for address in good if address is not None and member.grants.add(address, name, seconds)]
-        ports = member.policy.ports(name)
-        entries = [
-            Entry(address, port, seconds) for address in granted for port in ((None,) if ports is None else ports)
-        ]
-        if not granted or not await self._open_way(member, entries):
+        granted = await self._grant(member, name, [address for address in good if address is not None], found.ttl)
+        if not granted:
             return dns.build_response(query, dns.SERVFAIL)
-        return dns.build_response(query, dns.NOERROR, tuple(granted), min(found.ttl, _ANSWER_TTL_MAX))
+        return dns.build_response(query, dns.NOERROR, granted, min(found.ttl, _ANSWER_TTL_MAX))
+
+    async def _look_up(self, member: Member, name: str) -> dns.Answer:
+        """What the name servers say. Questions of one sandbox for one name that are under way at once are asked once."""
+        task = member.under_way.get(name)
+        if task is None:
+            task = member.under_way[name] = member.lane.spawn(self._from_upstream(name))
+            task.add_done_callback(lambda _: member.under_way.pop(name, None))
+        return await asyncio.shield(task)
+
+    async def _from_upstream(self, name: str) -> dns.Answer:
+        found = await self._upstream.lookup(name)
+        if found.code == dns.NOERROR and not any(map(has_route, found.addresses[:_MAX_ADDRESSES])):
+            found = await self._over_ipv6(name) or found
+        return found
+
+    async def _grant(self, member: Member, name: str, addresses: list[str], ttl: int) -> tuple[str, ...]:
+        """Open the way to the addresses of a name; those that are open then. One change of the rules is under way for a
+        sandbox at a time, and none where they hold long enough already."""
+        seconds = min(max(ttl, GRANT_MIN), GRANT_MAX) + GRANT_SLACK
+        needed = min(ttl, _ANSWER_TTL_MAX) + GRANT_SLACK // 2
+        async with member.granting:
+            ports = member.open_ports(name)
+            wanted = {(address, port): seconds for address in addresses for port in ports}
+            rows = member.new_rules(wanted, needed)
+            if rows is None:
+                self._report(member, name, "", 0, "dns", "too many addresses are open for this sandbox")
+                return ()
+            if member.policy.waits(name) and not all(member.remember_held(each, name) for each in addresses):
+                return ()
+            granted = tuple(address for address in addresses if member.grants.add(address, name, seconds))
+            entries = [Entry(address, port, life) for address, port, life in rows if address in granted]
+            if not granted or (entries and not await self._open_way(member, entries)):
+                return ()
+            member.put_rules([entry.address, entry.port, entry.seconds] for entry in entries)
+            return granted
 
     async def _over_ipv6(self, name: str) -> dns.Answer | None:
         """The IPv6 addresses of a name, if there are any and this machine has a way to them."""

@@ -1,24 +1,39 @@
 """What the broker knows of one sandbox: its link, its policy, what it was granted, has open, and has used."""
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from atoll.egress.broker.grants import Grants
+from atoll.accounts import MEMORY, TOTAL, Accounts, Holder
+from atoll.accounts import sandbox as sandbox_holder
+from atoll.egress.broker.grants import MAX_ADDRESSES, Grants
 from atoll.egress.broker.ipv6_standins import StandIns
+from atoll.egress.broker.relay import Buffers
+from atoll.egress.broker.turns import Lane
+from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router.router import Link
+from atoll.errors import Exhausted
 
 if TYPE_CHECKING:
+    from atoll.egress.broker.dns_stream import DnsStream
     from atoll.egress.broker.flow import Flow
+    from atoll.egress.parse.dns import Answer
 
 _MAX_COUNTED_HOSTS: Final = 1024
 _OTHERS: Final = "(others)"
+_OWN_EARLY: Final = 256 * 1024
+MAX_LOOKUPS: Final = 8  # questions to name servers under way for one sandbox; more wait
+MAX_RULE_PORTS: Final = 8
 _REPEAT_SECONDS: Final = 0.05
 ALERT_BYTES: Final = 64 << 20
 UPLOAD: Final = "upload"  # in place of a protocol: the event is no refusal
+
+# Address, port or None for all, seconds: the form in which the daemon gets entries for its rules.
+Row = list[Any]
 
 
 class Bucket:
@@ -88,22 +103,80 @@ class Member:
 
     link: Link
     policy: EgressPolicy
+    lane: Lane
+    accounts: Accounts
+    buffers: Buffers
+    limits: Limits = field(default_factory=Limits)
     notice: Callable[[EgressEvent], None] = lambda event: None
     grants: Grants = field(default_factory=lambda: Grants(time.monotonic))
     standins: StandIns = field(init=False)
     flows: "set[Flow]" = field(default_factory=set)
+    streams: "set[DnsStream]" = field(default_factory=set)
     queries: Bucket = field(default_factory=lambda: Bucket(100, 300))
     new_names: Bucket = field(default_factory=lambda: Bucket(2, 300))
     reports: Bucket = field(default_factory=lambda: Bucket(20, 400))
     asking: int = 0
+    lookups: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_LOOKUPS))
+    under_way: "dict[str, asyncio.Task[Answer]]" = field(default_factory=dict)
+    granting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    rules: dict[tuple[str, int | None], float] = field(default_factory=dict)
     refused: int = 0
     last_payload: float = 0.0
     traffic: dict[str, Traffic] = field(default_factory=dict)
+    _held_at: dict[str, set[str]] = field(default_factory=dict)
     _seen_names: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _recent: OrderedDict[tuple[Any, ...], float] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         self.standins = StandIns(lambda address: bool(self.grants.names(address)))
+
+    @property
+    def holder(self) -> Holder:
+        return sandbox_holder(self.link.sandbox)
+
+    def check_early(self) -> None:
+        """Exhausted when all sandboxes together have sent too much too early, and this one more than its due."""
+        mine, everything = (self.accounts.held(MEMORY, who) for who in (self.holder, TOTAL))
+        if everything >= self.limits.all_early_mb << 20 and mine >= _OWN_EARLY:
+            raise Exhausted("all sandboxes together hold too much", hint="set `all_early_mb` in [egress.limits]")
+
+    def open_ports(self, name: str) -> tuple[int | None, ...]:
+        """The ports of a name as the router's rules open them. More than a few are opened as "any", one element instead of
+        many, and the broker judges the port when the connection comes."""
+        ports = self.policy.ports(name)
+        return (None,) if ports is None or len(ports) > MAX_RULE_PORTS else ports
+
+    def remember_held(self, address: str, name: str) -> bool:
+        """Keep that a name for which a person is asked has this address; False when too many are kept."""
+        if address not in self._held_at and len(self._held_at) >= MAX_ADDRESSES:
+            return False
+        self._held_at.setdefault(address, set()).add(name)
+        return True
+
+    def held_names(self, address: str, port: int) -> set[str]:
+        """The names ever answered with this address for which a connection on this port waits for a person."""
+        names = self._held_at.get(address, set())
+        return {name for name in names if self.policy.waits(name) and self.policy.decide(name, port).allowed}
+
+    def new_rules(self, wanted: dict[tuple[str, int | None], int], needed: int) -> list[Row] | None:
+        """The rows of `wanted` that the router does not hold for `needed` more seconds; None when there is no room."""
+        now = time.monotonic()
+        rows = [
+            [address, port, seconds]
+            for (address, port), seconds in wanted.items()
+            if self.rules.get((address, port), 0.0) < now + needed
+        ]
+        added = sum((address, port) not in self.rules for address, port, _ in rows)
+        if len(self.rules) + added > self.limits.elements:
+            self.rules = {key: end for key, end in self.rules.items() if end > now}
+            added = sum((address, port) not in self.rules for address, port, _ in rows)
+        return None if len(self.rules) + added > self.limits.elements else rows
+
+    def put_rules(self, rows: Iterable[Row]) -> None:
+        """The router holds these rows from now on."""
+        now = time.monotonic()
+        for address, port, seconds in rows:
+            self.rules[address, port] = now + seconds
 
     def account(self, name: str) -> Traffic:
         """The counter of a host; beyond a thousand hosts, of all others together."""
@@ -151,5 +224,6 @@ class Member:
             },
             "refused": self.refused,
             "open": len(self.flows),
+            "seconds": round(self.lane.used, 6),
             "last_payload": self.last_payload,
         }

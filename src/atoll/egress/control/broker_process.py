@@ -14,6 +14,7 @@ from typing import BinaryIO, Final, cast
 import atoll
 from atoll.egress.broker.process import Settings
 from atoll.egress.control import wire
+from atoll.egress.limits import Limits
 from atoll.egress.router.router import RouterSockets
 from atoll.errors import Unavailable
 
@@ -22,6 +23,7 @@ _LOG: Final = "broker.log"
 _PID: Final = "broker.pid"
 _FDS: Final = 5
 _MAX_LOG: Final = 1 << 20
+_NICE: Final = -10
 # The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
 _BOOT: Final = (
     "import sys; root = sys.argv.pop(1); root in sys.path or sys.path.insert(0, root); "
@@ -38,6 +40,7 @@ def spawn(
     host_net: int | None,
     servers: tuple[tuple[str, int], ...],
     hosts_file: str,
+    limits: Limits,
 ) -> "subprocess.Popen[bytes]":
     """A new broker that listens on `state_dir`; it outlives this process."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -56,6 +59,7 @@ def spawn(
             host_net=host_net,
             servers=[list(server) for server in servers],
             hosts_file=hosts_file,
+            limits=limits.to_dict(),
         )
         passed = [*fds, listener.fileno(), *([] if host_net is None else [host_net])]
         root = str(Path(atoll.__file__).resolve().parent.parent)
@@ -69,6 +73,11 @@ def spawn(
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "ATOLL_LOG": os.environ.get("ATOLL_LOG", "WARNING")},
             start_new_session=True,
         )
+        try:
+            # It works for all sandboxes, in shares: their own computing must not keep it from that.
+            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+        except OSError as err:
+            _log.debug("the broker's priority: %s", err)
         (state_dir / _PID).write_text(f"{process.pid}\n")
         return process
 

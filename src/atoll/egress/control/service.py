@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +19,11 @@ from typing import Any, Final, TypeVar
 from atoll.egress.broker.sandbox import EgressEvent
 from atoll.egress.control import broker_process, wire
 from atoll.egress.control.line import ORDER_SECONDS, BrokerLine
+from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.refusals import Refusals
 from atoll.egress.router.nft import Entry, read_entries
-from atoll.egress.router.router import Link, Router
+from atoll.egress.router.router import BATCH, Link, Router
 from atoll.errors import AtollError, Internal, NotFound, Unavailable
 
 _SWEEP_SECONDS: Final = 0.25
@@ -52,6 +53,11 @@ class Kept:
     netns_fd: int | None = None
 
 
+def batched(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """The entries in parts that the router does in one short step."""
+    return (entries[at : at + BATCH] for at in range(0, len(entries), BATCH))
+
+
 class Egress:
     """Use `await Egress.start(...)`."""
 
@@ -65,6 +71,7 @@ class Egress:
         self._host_net: int | None = None
         self._servers: tuple[tuple[str, int], ...] = ()
         self._hosts_file = "/etc/hosts"
+        self._limits = Limits()
         self._links: dict[str, _Attached] = {}
         self._refusals = Refusals()
         self._router_thread = ThreadPoolExecutor(1, "atoll-router")
@@ -92,16 +99,18 @@ class Egress:
         host_net: int | None = None,
         servers: Iterable[tuple[str, int]] = (),
         hosts_file: str = "/etc/hosts",
+        limits: Limits | None = None,
     ) -> "Egress":
         """Take over a living broker of this state directory, or make a router and start one.
 
         `broker_uid` is the unprivileged id it runs as (None keeps ours, without capabilities: rootless). `host_net` is a
         descriptor of the namespace it dials from, by default ours; `servers` replaces the machine's name servers.
-        `on_ask` is called for connections that a policy holds; without it they are refused.
+        `limits` says how much the broker may hold. `on_ask` is called for connections that a policy holds; without it they are refused.
         """
         self = cls(Path(state_dir), broker_uid, on_event, on_ask)
         self._host_net = None if host_net is None else os.dup(host_net)
         self._servers, self._hosts_file = tuple(servers), hosts_file
+        self._limits = limits or Limits()
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             connection = await self._adopt()
@@ -238,13 +247,15 @@ class Egress:
         order = {"op": "register", "link": attached.link.to_dict(), "policy": policy.to_dict()}
         async with attached.lock:
             answer = await self._order(order)
-            grant, revoke = read_entries(answer["grant"]), read_entries(answer["revoke"])
-            await self._in_router(self._settle, attached, policy, grant, revoke)
+            # In small steps: others need the router's thread meanwhile.
+            for rows in batched(read_entries(answer["revoke"])):
+                await self._in_router(self._router.revoke, attached.link, rows)
+            for rows in batched(read_entries(answer["grant"])):
+                await self._in_router(self._router.grant, attached.link, rows)
+            await self._in_router(self._settle, attached, policy)
 
-    def _settle(self, attached: _Attached, policy: EgressPolicy, grant: list[Entry], revoke: list[Entry]) -> None:
+    def _settle(self, attached: _Attached, policy: EgressPolicy) -> None:
         link = attached.link
-        self._router.revoke(link, revoke)
-        self._router.grant(link, grant)
         self._router.set_host_ports(link, policy.host_ports)
         if not attached.up:
             self._router.open_link(link)
@@ -260,8 +271,10 @@ class Egress:
         await asyncio.sleep(_SWEEP_SECONDS)
         self._sweeping = False
         try:
+            while await self._in_router(self._router.clear_stale):
+                pass
             await asyncio.get_running_loop().run_in_executor(self._sweep_thread, self._router.sweep)
-        except OSError as err:
+        except (OSError, Internal) as err:
             _log.warning("unplugged interfaces were left behind: %s", err)
 
     def _spawn_task(self, work: Any, among: set[asyncio.Task[Any]]) -> None:
@@ -299,6 +312,7 @@ class Egress:
                 host_net=self._host_net,
                 servers=self._servers,
                 hosts_file=self._hosts_file,
+                limits=self._limits,
             )
 
         # Not on the router's thread: a child is born in the namespace of the thread that starts it.
@@ -369,8 +383,9 @@ class Egress:
         attached = self._links.get(str(message.get("sandbox")))
         try:
             if attached is not None and message["op"] == "grant":
-                await self._in_router(self._router.grant, attached.link, read_entries(message["entries"]))
-                answer = {"ok": True}
+                for rows in batched(read_entries(message["entries"])):
+                    await self._in_router(self._router.grant, attached.link, rows)
+                answer = {"ok": attached is self._links.get(attached.link.sandbox)}
             elif attached is not None and self._on_ask is not None:
                 why = await self._on_ask(attached.link.sandbox, str(message["name"]), int(message["port"]))
                 answer = {"ok": not why, "why": why}

@@ -9,7 +9,7 @@ import json
 import struct
 from typing import Any, Final
 
-VERSION: Final = 3
+VERSION: Final = 4
 MAX_MESSAGE: Final = 4 * 1024 * 1024
 # Sent with the router's descriptors when a daemon connects: version of this protocol, process id of the broker.
 GREETING: Final = struct.Struct("!BI")

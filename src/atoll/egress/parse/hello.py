@@ -1,8 +1,8 @@
 """The first bytes of a TLS client, read as attacker input: which server does it really ask for?
 
-`read_hello` takes what has arrived so far and says "more" until the ClientHello is complete, however it is split over
-TLS records and TCP segments. A hello that is not exactly well-formed, names no server or more than one, or hides the
-name (ECH, ESNI) is refused: what we cannot read we cannot allow.
+`HelloReader` takes the bytes as they arrive and says "more" until the ClientHello is complete, however it is split over TCP
+segments. Its work is in proportion to the bytes, and what it holds is bounded. A hello that is not exactly well-formed, names
+no server or more than one, or hides the name (ECH, ESNI) is refused: what we cannot read we cannot allow.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,9 @@ from atoll.egress.names import BadName, from_wire
 
 MAX_HELLO: Final = 32768
 MAX_BUFFER: Final = MAX_HELLO + 4096
+MAX_EARLY: Final = 65536  # rejected early data; servers offer 16 KiB as a rule
+MAX_PIECES: Final = 256  # reads until the hello is whole; 32 KiB in segments of 536 bytes are 62
+MIN_RECORD: Final = 64  # bytes of every record but the last; TLS libraries send 512 and more
 _HANDSHAKE: Final = 22
 _CHANGE_CIPHER: Final = 20
 _APPLICATION: Final = 23
@@ -37,67 +40,98 @@ class Hello:
     size: int
 
 
-def read_hello(data: bytes | bytearray, *, again: bool = False) -> Hello | None:
-    """The hello at the start of `data`, None while it is incomplete, HelloError when it is refused.
+class HelloReader:
+    """Reads one ClientHello as it arrives: each byte is looked at once, in however many pieces it comes.
 
     `again` reads the second hello after a HelloRetryRequest: one ChangeCipherSpec and rejected early data may precede it.
     """
-    body = bytearray()
-    need = -1
-    at = 0
-    changes = 0
-    while True:
-        if len(data) - at < 5:
-            _check_prefix(data, at, again)
-            _check_size(data)
-            return None
-        kind = data[at]
-        size = (data[at + 3] << 8) | data[at + 4]
-        if again and not body and kind in (_CHANGE_CIPHER, _APPLICATION):
-            changes += kind == _CHANGE_CIPHER
-            if changes > 1 or not 0 < size <= 16640 or data[at + 1] != 3:
-                raise HelloError("malformed TLS record")
-            if len(data) - at - 5 < size:
+
+    def __init__(self, *, again: bool = False) -> None:
+        self.data = bytearray()
+        self._again = again
+        self._at = 0
+        self._body = bytearray()
+        self._need = -1
+        self._changes = 0
+        self._pieces = 0
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Hello | None:
+        """The hello once it is complete, None while it is not, HelloError when it is refused."""
+        self.data += data
+        self._pieces += 1
+        if self._pieces > MAX_PIECES:
+            raise HelloError("ClientHello in too many pieces")
+        while (found := self._record()) is not True:
+            if found is None:
+                if len(self.data) > (MAX_EARLY if self._again else 0) + MAX_BUFFER:
+                    raise HelloError("ClientHello too large")
                 return None
-            at += 5 + size
-            continue
+        name, alpn = _parse(bytes(self._body[4:]))
+        return Hello(name, alpn, self._at)
+
+    def _record(self) -> bool | None:
+        """Consume one record: True when it ends the hello, None when it has not arrived whole."""
+        data, at = self.data, self._at
+        have = len(data) - at
+        if have < 5:
+            self._check_prefix(have)
+            return None
+        kind, size = data[at], (data[at + 3] << 8) | data[at + 4]
+        whole = have - 5 >= size
+        if self._again and not self._body and kind in (_CHANGE_CIPHER, _APPLICATION):
+            self._check_preface(kind, size, whole)
+            return self._advance(size) if whole else None
         if kind != _HANDSHAKE or data[at + 1] != 3:
             raise HelloError("not TLS")
         if not 0 < size <= 16384:
             raise HelloError("malformed TLS record")
-        body += data[at + 5 : at + 5 + size]
-        if need < 0 and len(body) >= 4:
-            need = 4 + int.from_bytes(body[1:4], "big")
-        if body[:1] and body[0] != 1:
+        # The first bytes of a record are judged before the rest of it has come.
+        first = (self._body[:4] + data[at + 5 : at + 5 + min(size, 4)])[:4]
+        if first[:1] and first[0] != 1:
             raise HelloError("not a ClientHello")
-        if need > MAX_HELLO:
+        if len(first) == 4:
+            self._need = 4 + int.from_bytes(first[1:4], "big")
+        if self._need > MAX_HELLO:
             raise HelloError("ClientHello too large")
-        if 0 <= need <= len(body):
-            # The hello has to end with its record: nothing may hide behind it in the same one.
-            if len(body) != need or len(data) - at - 5 < size:
-                raise HelloError("data after the ClientHello in its record")
-            name, alpn = _parse(bytes(body[4:need]))
-            return Hello(name, alpn, at + 5 + size)
-        if len(data) - at - 5 < size:
-            _check_size(data)
+        ending = len(self._body) + size
+        # The hello has to end with its record: nothing may hide behind it in the same one.
+        if 0 <= self._need < ending:
+            raise HelloError("data after the ClientHello in its record")
+        if size < MIN_RECORD and ending != self._need and (whole or self._need >= 0):
+            raise HelloError("ClientHello in records that are too small")
+        if not whole:
             return None
-        at += 5 + size
+        self._body += data[at + 5 : at + 5 + size]
+        self._advance(size)
+        return len(self._body) == self._need
+
+    def _advance(self, size: int) -> bool:
+        self._at += 5 + size
+        return False
+
+    def _check_prefix(self, have: int) -> None:
+        allowed = (_HANDSHAKE, _CHANGE_CIPHER, _APPLICATION) if self._again else (_HANDSHAKE,)
+        data, at = self.data, self._at
+        if (have > 0 and data[at] not in allowed) or (have > 1 and data[at + 1] != 3):
+            raise HelloError("not TLS")
+
+    def _check_preface(self, kind: int, size: int, whole: bool) -> None:
+        """Early data that the server has rejected, and one ChangeCipherSpec: bounded, since they are held back."""
+        self._changes += whole and kind == _CHANGE_CIPHER
+        if self._changes > 1 or not 0 < size <= 16640 or self.data[self._at + 1] != 3:
+            raise HelloError("malformed TLS record")
+        if self._at + 5 + size > MAX_EARLY:
+            raise HelloError("too much early data before the second ClientHello")
+
+
+def read_hello(data: bytes | bytearray, *, again: bool = False) -> Hello | None:
+    """The hello at the start of `data`, None while it is incomplete, HelloError when it is refused."""
+    return HelloReader(again=again).feed(data)
 
 
 def is_retry(data: bytes | bytearray) -> bool:
     """Do the server's first SERVER_PREFIX bytes ask for a second ClientHello?"""
     return data[0] == _HANDSHAKE and data[5] == 2 and bytes(data[11:43]) == _RETRY_RANDOM
-
-
-def _check_size(data: bytes | bytearray) -> None:
-    if len(data) > MAX_BUFFER:
-        raise HelloError("ClientHello too large")
-
-
-def _check_prefix(data: bytes | bytearray, at: int, again: bool) -> None:
-    allowed = (_HANDSHAKE, _CHANGE_CIPHER, _APPLICATION) if again else (_HANDSHAKE,)
-    if (len(data) > at and data[at] not in allowed) or (len(data) > at + 1 and data[at + 1] != 3):
-        raise HelloError("not TLS")
 
 
 class _Fields:

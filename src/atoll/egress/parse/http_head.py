@@ -3,7 +3,7 @@
 `RequestGuard` sits in the stream from client to server. It forwards bytes unchanged, but holds each request head back
 until it is complete, strictly well-formed and approved, and follows Content-Length and chunked bodies to find the next.
 Whatever two parsers could read in two ways (bare LF, folded lines, both lengths, odd whitespace) is refused, so that
-the server cannot see a request that the guard did not.
+the server cannot see a request that the guard did not. Its work is in proportion to the bytes, in however many pieces they come.
 """
 
 import re
@@ -16,6 +16,9 @@ from atoll.egress.requests import OVERRIDES, Request
 MAX_HEAD: Final = 65536
 _MAX_FIELDS: Final = 200
 _MAX_CHUNK_LINE: Final = 1024
+_MAX_REMEMBERED: Final = 32
+_MAX_REMEMBERED_PATH: Final = 1024
+STEP: Final = 4096
 _LINE = re.compile(rb"([A-Z][A-Z-]{0,31}) ([\x21-\x7e]+) HTTP/1\.([01])\Z")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*\Z")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[ \t]*;[\t\x20-\x7e]*)?\Z")
@@ -57,22 +60,37 @@ class RequestGuard:
         self._approve = approve
         self._look = look
         self._held = bytearray()
+        self._at = 0  # how much of it is done with
+        self._scanned = 0  # how much behind that has no end of a line or head in it
         self._state = "head"
         self._left = 0
         self.host = ""
         self.upgrade_asked = False
+        self.requests: dict[tuple[str, Request], None] = {}
+        self.forgot = False
+
+    @property
+    def holding(self) -> int:
+        """How many bytes are held back."""
+        return len(self._held)
+
+    @property
+    def appetite(self) -> int:
+        """How many bytes to feed at most: the rest of a body costs nothing, heads and chunks cost by the byte."""
+        return (self._left if self._state == "body" else 0) + STEP
 
     def feed(self, data: bytes | bytearray | memoryview) -> bytes:
         """The bytes that may go on now; the rest is held until more arrive."""
         self._held += data
-        ready = bytearray()
-        while self._held and not self.upgrade_asked:
+        self._at = 0
+        while self._at < len(self._held) and not self.upgrade_asked:
             step = self._body() if self._state == "body" else self._line()
             if not step:
                 break
-            ready += self._held[:step]
-            del self._held[:step]
-        return bytes(ready)
+            self._at += step
+        ready = bytes(self._held[: self._at])
+        del self._held[: self._at]
+        return ready
 
     def answered(self, upgraded: bool) -> bytes:
         """After a WebSocket request, the server answered: with 101 all bytes pass, else requests go on being read."""
@@ -82,7 +100,7 @@ class RequestGuard:
         return self.feed(b"")
 
     def _body(self) -> int:
-        step = min(self._left, len(self._held))
+        step = min(self._left, len(self._held) - self._at)
         self._left -= step
         if self._left == 0:
             self._state = self._after
@@ -93,27 +111,36 @@ class RequestGuard:
     def _line(self) -> int:
         """Consume one head, or one line of a chunked body; 0 asks for more."""
         if self._state == "head":
-            end = self._held.find(b"\r\n\r\n")
+            end = self._find(b"\r\n\r\n")
             if end < 0:
-                if len(self._held) > MAX_HEAD:
+                if len(self._held) - self._at > MAX_HEAD:
                     raise HeadError("request head too large")
                 self._check_start()
                 return 0
             if end > MAX_HEAD:
                 raise HeadError("request head too large")
-            self._head(bytes(self._held[:end]))
+            self._head(bytes(self._held[self._at : self._at + end]))
             return end + 4
-        end = self._held.find(b"\r\n")
+        end = self._find(b"\r\n")
         if end < 0 or end > _MAX_CHUNK_LINE:
-            if len(self._held) > _MAX_CHUNK_LINE:
+            if len(self._held) - self._at > _MAX_CHUNK_LINE:
                 raise HeadError("malformed chunk")
             return 0
-        self._chunk_line(bytes(self._held[:end]))
+        self._chunk_line(bytes(self._held[self._at : self._at + end]))
         return end + 2
+
+    def _find(self, mark: bytes) -> int:
+        """Where `mark` is, counted from here, or -1. What was searched before is not searched again."""
+        found = self._held.find(mark, self._at + max(0, self._scanned - len(mark) + 1))
+        if found < 0:
+            self._scanned = len(self._held) - self._at
+            return -1
+        self._scanned = 0
+        return found - self._at
 
     def _check_start(self) -> None:
         """Fail early on what cannot become a request, such as TLS or SSH on the HTTP port."""
-        if _METHOD_START.match(self._held[:33]) is None:
+        if _METHOD_START.match(self._held[self._at : self._at + 33]) is None:
             raise HeadError("not HTTP")
 
     def _chunk_line(self, line: bytes) -> None:
@@ -161,8 +188,17 @@ class RequestGuard:
         self._frame(fields, minor, host)
         self._approve(host)
         body, overrides = self._state != "head", not OVERRIDES.isdisjoint(alike)
-        self._look(host, Request(method.decode(), path, bool(self.upgrade_asked), body, overrides))
+        request = Request(method.decode(), path, bool(self.upgrade_asked), body, overrides)
+        self._look(host, request)
+        self._remember(host, request)
         self.host = host
+
+    def _remember(self, host: str, request: Request) -> None:
+        """Keep what was let through: a narrower list may end it while it runs."""
+        full = len(self.requests) >= _MAX_REMEMBERED or len(request.path) > _MAX_REMEMBERED_PATH
+        self.forgot = self.forgot or (full and (host, request) not in self.requests)
+        if not self.forgot:
+            self.requests[host, request] = None
 
     def _check_target(self, method: bytes, target: bytes, host: str) -> str:
         """The path that is asked for, without its query."""

@@ -19,6 +19,51 @@ BROKER_PORT: Final = 1
 LOG_GROUP: Final = 7
 TO_BROKER, TO_RESOLVER = 1, 2
 
+UDP_SECONDS, CLOSED_SECONDS = 5, 1  # how long the connection table keeps a DNS packet and a closed connection
+
+
+@dataclass(frozen=True, slots=True)
+class TableShare:
+    """What one sandbox may take of the kernel's connection table, which all sandboxes share: open connections, DNS packets and
+    new connections a second, and how many of these at once."""
+
+    connections: int
+    dns_rate: int
+    dns_burst: int
+    syn_rate: int
+    syn_burst: int
+
+    @classmethod
+    def of(cls, size: int, links: int) -> "TableShare":
+        """The share of each of `links` in a table of `size`: all of them together leave an eighth of it free."""
+        share = size * 7 // 8 // links
+        return cls(
+            connections=max(1, min(4000, share // 2)),
+            dns_rate=max(1, min(100, share // 8 // UDP_SECONDS)),
+            dns_burst=max(1, min(500, share // 8)),
+            syn_rate=max(1, min(100, share // 8 // CLOSED_SECONDS)),
+            syn_burst=max(1, min(1500, share // 8)),
+        )
+
+    @property
+    def entries(self) -> int:
+        """The most entries of the table that this comes to."""
+        dns = self.dns_burst + self.dns_rate * UDP_SECONDS
+        return self.connections + dns + self.syn_burst + self.syn_rate * CLOSED_SECONDS
+
+    @property
+    def chain(self) -> str:
+        """The rules for what was steered to broker or resolver."""
+        dns = f"limit rate over {self.dns_rate}/second burst {self.dns_burst} packets"
+        syn = f"limit rate over {self.syn_rate}/second burst {self.syn_burst} packets"
+        return f"""chain admit {{
+    meta l4proto udp update @dns_rate {{ iifname {dns} }} drop
+    ct state new tcp flags syn update @syn_rate {{ iifname {syn} }} drop
+    ct state new meta l4proto tcp add @open {{ iifname ct count over {self.connections} }} reject with tcp reset
+    accept
+  }}"""
+
+
 RULESET: Final = f"""
 table inet atoll {{
   set members {{ type ifname . ipv4_addr; size 65536; }}
@@ -46,12 +91,7 @@ table inet atoll {{
     update @log_rate {{ iifname limit rate 20/second burst 200 packets }} log prefix "refused" group {LOG_GROUP}
     meta l4proto tcp reject with tcp reset
   }}
-  chain admit {{
-    meta l4proto udp update @dns_rate {{ iifname limit rate over 200/second burst 500 packets }} drop
-    ct state new tcp flags syn update @syn_rate {{ iifname limit rate over 1000/second burst 3000 packets }} drop
-    ct state new meta l4proto tcp add @open {{ iifname ct count over 4000 }} reject with tcp reset
-    accept
-  }}
+  {TableShare.of(1 << 18, 16).chain}
   chain inward {{
     type filter hook input priority filter; policy drop;
     ct mark {TO_BROKER} tcp dport {BROKER_PORT} accept
@@ -139,20 +179,36 @@ class Nft:
 
     def grant(self, ifname: str, entries: Iterable[Entry]) -> None:
         """Open destinations; an element that exists gets the new lifetime (add, delete, add is one transaction)."""
-        commands = []
+        self._change(ifname, entries, "add", "delete", "add")
+
+    def revoke(self, ifname: str, entries: Iterable[Entry]) -> None:
+        """Close destinations, also those that have run out already (what is added first can always be deleted)."""
+        self._change(ifname, entries, "add", "delete")
+
+    def _change(self, ifname: str, entries: Iterable[Entry], *steps: str) -> None:
+        """One transaction for all entries, with one command for each set and step."""
+        sets: dict[str, dict[str, str]] = {}
         for entry in entries:
-            name, timed = entry.element(ifname, timed=True)
-            _, bare = entry.element(ifname, timed=False)
-            commands.append(f"add element inet atoll {name} {{ {timed} }}")
-            commands.append(f"delete element inet atoll {name} {{ {bare} }}")
-            commands.append(f"add element inet atoll {name} {{ {timed} }}")
+            name, bare = entry.element(ifname, timed=False)
+            sets.setdefault(name, {})[bare] = entry.element(ifname, timed=True)[1]
+        commands = []
+        for name, elements in sets.items():
+            for step in steps:
+                texts = elements if step == "delete" else elements.values()
+                commands.append(f"{step} element inet atoll {name} {{ {', '.join(texts)} }}")
         if commands:
             self.run("\n".join(commands))
 
-    def revoke(self, ifname: str, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            name, bare = entry.element(ifname, timed=False)
-            self._quietly(f"delete element inet atoll {name} {{ {bare} }}")
+    def limit(self, share: TableShare) -> None:
+        """Put another share of the connection table in force; open connections stay."""
+        self.run(f"""flush chain inet atoll admit
+            flush set inet atoll dns_rate
+            flush set inet atoll syn_rate
+            flush set inet atoll open
+            table inet atoll {{
+            {share.chain}
+            }}
+            """)
 
     def flush_grants(self) -> None:
         self.run("flush set inet atoll granted\nflush set inet atoll granted_any")

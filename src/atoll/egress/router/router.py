@@ -10,13 +10,23 @@ import os
 import secrets
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.egress.router.netlink import Netlink, current_net, enter_net, inside_net, unshare_net, write_sysctl
 from atoll.egress.router.nflog import open_log
-from atoll.egress.router.nft import BROKER_PORT, DNS_PORT, LOG_GROUP, Entry, Nft
+from atoll.egress.router.nft import (
+    BROKER_PORT,
+    CLOSED_SECONDS,
+    DNS_PORT,
+    LOG_GROUP,
+    UDP_SECONDS,
+    Entry,
+    Nft,
+    TableShare,
+)
 from atoll.errors import Exhausted, Internal, Unsupported
 
 SANDBOX_IFNAME: Final = "eth0"
@@ -24,6 +34,9 @@ PREFIX: Final = 30
 _BASE: Final = 0x64600000  # 100.96.0.0
 _BLOCKS: Final = 1 << 17  # /30 blocks up to 100.103.255.255
 _DYING: Final = 0xA7011
+BACKLOG: Final = 65535  # connections of all sandboxes that wait for the broker to take them
+BATCH: Final = 256  # elements of the rules in one step
+_FEW_LINKS: Final = 16
 _RUNNING_SECONDS: Final = 0.5
 _SYSCTLS: Final = (
     ("ipv4/ip_forward", "0"),
@@ -36,9 +49,11 @@ _SYSCTLS: Final = (
     ("ipv4/icmp_echo_ignore_all", "1"),
     ("ipv6/conf/all/disable_ipv6", "1"),
     ("ipv6/conf/default/disable_ipv6", "1"),
-    ("netfilter/nf_conntrack_udp_timeout", "5"),
-    ("netfilter/nf_conntrack_udp_timeout_stream", "5"),
-    ("netfilter/nf_conntrack_tcp_timeout_time_wait", "10"),
+    ("netfilter/nf_conntrack_udp_timeout", str(UDP_SECONDS)),
+    ("netfilter/nf_conntrack_udp_timeout_stream", str(UDP_SECONDS)),
+    ("netfilter/nf_conntrack_tcp_timeout_time_wait", str(CLOSED_SECONDS)),
+    ("netfilter/nf_conntrack_tcp_timeout_close", str(CLOSED_SECONDS)),
+    ("core/somaxconn", str(BACKLOG)),
 )
 _log = logging.getLogger(__name__)
 
@@ -104,7 +119,10 @@ class Router:
         self._used: set[int] = set()
         self._closed_ends: dict[str, Netlink] = {}
         self._host_ports: dict[str, frozenset[int]] = {}
+        self._opened: dict[str, set[tuple[str, int | None]]] = {}
+        self._stale: deque[tuple[str, Entry]] = deque()
         self._next = 0
+        self._level = 0
 
     @classmethod
     def create(cls) -> "Router":
@@ -141,6 +159,7 @@ class Router:
     def plug(self, sandbox: str, net: int, *, address: str | None = None) -> Link:
         """Join the sandbox's namespace by a veth pair, addressed on both ends, with the router's end still down."""
         block = self._reserve(address)
+        self._share_table()
         gateway, inner = _address(block, 1), _address(block, 2)
         ifname = "at" + secrets.token_hex(5)
         try:
@@ -157,6 +176,13 @@ class Router:
             raise
         self._closed_ends[ifname] = inside
         return Link(sandbox, inner, gateway, ifname, index)
+
+    def _share_table(self) -> None:
+        """Divide the kernel's connection table, which all links share, so that all of them together cannot fill it."""
+        level = max(_FEW_LINKS, 1 << (len(self._used) - 1).bit_length())
+        if level != self._level:
+            self._nft.limit(TableShare.of(_table_size(), level))
+            self._level = level
 
     def _wire_up(self, inside: Netlink, net: int, ifname: str, gateway: str, inner: str) -> int:
         self._netlink.add_veth(ifname, SANDBOX_IFNAME, net)
@@ -198,21 +224,39 @@ class Router:
         return True
 
     def grant(self, link: Link, entries: Iterable[Entry]) -> None:
-        self._nft.grant(link.ifname, entries)
+        """Open destinations for a link. Give few at a time: whoever else needs the rules waits meanwhile."""
+        rows = list(entries)
+        self._nft.grant(link.ifname, rows)
+        self._opened.setdefault(link.ifname, set()).update((entry.address, entry.port) for entry in rows)
 
     def revoke(self, link: Link, entries: Iterable[Entry]) -> None:
-        self._nft.revoke(link.ifname, entries)
+        rows = list(entries)
+        self._nft.revoke(link.ifname, rows)
+        self._opened.get(link.ifname, set()).difference_update((entry.address, entry.port) for entry in rows)
 
     def set_host_ports(self, link: Link, ports: Iterable[int]) -> None:
         """Open exactly these ports of the gateway address, behind which the broker reaches the host's loopback."""
         wanted = frozenset(ports)
         before = self._host_ports.get(link.ifname, frozenset())
-        self._nft.revoke(link.ifname, [Entry(link.gateway, port) for port in before - wanted])
-        self._nft.grant(link.ifname, [Entry(link.gateway, port) for port in wanted])
+        self.revoke(link, [Entry(link.gateway, port) for port in before - wanted])
+        self.grant(link, [Entry(link.gateway, port) for port in wanted])
         self._host_ports[link.ifname] = wanted
+
+    def clear_stale(self) -> bool:
+        """Delete some elements of links that are gone; are there more?"""
+        by_link: dict[str, list[Entry]] = {}
+        for _ in range(min(BATCH, len(self._stale))):
+            ifname, entry = self._stale.popleft()
+            by_link.setdefault(ifname, []).append(entry)
+        for ifname, entries in by_link.items():
+            self._nft.revoke(ifname, entries)
+        return bool(self._stale)
 
     def flush_grants(self) -> None:
         self._nft.flush_grants()
+        self._opened.clear()
+        self._host_ports.clear()
+        self._stale.clear()
 
     def unplug(self, link: Link) -> None:
         """Stop the sandbox's packets now; the interface itself goes with the next `sweep`. Idempotent."""
@@ -224,6 +268,7 @@ class Router:
             _log.debug("link %s is gone already: %s", link.ifname, err)
         self._used.discard(_block(link.gateway))
         self._host_ports.pop(link.ifname, None)
+        self._stale.extend((link.ifname, Entry(*row)) for row in self._opened.pop(link.ifname, ()))
         inside = self._closed_ends.pop(link.ifname, None)
         if inside is not None:
             inside.close()
@@ -264,6 +309,14 @@ class Router:
         raise Exhausted("no address is free for another sandbox")
 
 
+def _table_size() -> int:
+    try:
+        with open("/proc/sys/net/netfilter/nf_conntrack_max", encoding="ascii") as handle:
+            return int(handle.read())
+    except (OSError, ValueError):
+        return 65536
+
+
 def _address(block: int, host: int) -> str:
     return socket.inet_ntoa((_BASE + 4 * block + host).to_bytes(4, "big"))
 
@@ -283,13 +336,17 @@ def _no_ipv6() -> None:
 def _open_sockets() -> RouterSockets:
     dns_udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     dns_udp.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    try:
+        dns_udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _DNS_BUFFER)
+    except OSError:
+        dns_udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DNS_BUFFER)
     dns_udp.bind(("0.0.0.0", DNS_PORT))
     listeners = []
     for port in (DNS_PORT, BROKER_PORT):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("0.0.0.0", port))
-        listener.listen(4096)
+        listener.listen(BACKLOG)
         listeners.append(listener)
     for sock in (dns_udp, *listeners):
         sock.setblocking(False)
@@ -297,3 +354,5 @@ def _open_sockets() -> RouterSockets:
 
 
 _IP_PKTINFO: Final = 8
+_SO_RCVBUFFORCE: Final = 33
+_DNS_BUFFER: Final = 16 << 20  # one packet of every sandbox's burst, however many there are
