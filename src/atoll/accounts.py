@@ -89,6 +89,10 @@ class Lease:
         self.kind = kind
         self.amount = 0
 
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        return self._record.holders
+
     def grow(self, amount: int) -> None:
         """Charge `amount` more; raises Exhausted and changes nothing when a cap is reached."""
         with self._accounts._lock:

@@ -272,3 +272,22 @@ def test_the_listener_takes_its_clients_along(lab: Lab, helpers: Any) -> None:
             return True
 
     helpers.until(is_free, "nothing of ours listens there")
+
+
+def test_calls_without_a_session_follow_a_rotated_key(lab: Lab, door: Any) -> None:
+    """A key that was revoked and made again under its name is the same owner, with another credential."""
+
+    def make() -> dict[str, str]:
+        status, made = lab.ask("POST", "/v1/keys", {"name": "turning", "scopes": ["use"]})
+        assert status < 300, made
+        return {"Authorization": f"Bearer {made['key']}"}
+
+    first = make()
+    status, answer, _ = post(door, run("echo one"), **first)
+    assert status == 200 and "one" in json.dumps(answer), answer
+    assert lab.ask("POST", "/v1/keys/revoke", {"name": "turning"})[0] < 300
+    second = make()
+    status, answer, _ = post(door, run("echo two"), **second)
+    assert status == 200 and "two" in json.dumps(answer["result"]["structuredContent"]), answer
+    assert post(door, run("echo three"), **first)[0] == 401
+    lab.ask("POST", "/v1/keys/revoke", {"name": "turning"})

@@ -29,6 +29,7 @@ from atoll.core.sandboxes.recovery import reconcile
 from atoll.core.sandboxes.subagents import SubAgents
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
+from atoll.core.workers import Workers
 from atoll.core.workspaces.manifest import Manifests
 from atoll.core.workspaces.snapshots import Snapshots
 from atoll.errors import AtollError
@@ -45,6 +46,7 @@ class Core:
         self.home = home
         self.config = config
         self.accounts = Accounts(config.accounts.caps())
+        self.workers = Workers(self.accounts)
         self.backend = backend
         self.images = images
         self.network: Network = network or Loopback()
@@ -64,7 +66,7 @@ class Core:
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
-        self.snapshots = Snapshots(self.sandboxes, self.history, home)
+        self.snapshots = Snapshots(self.sandboxes, self.history, home, self.workers)
         self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
@@ -116,6 +118,7 @@ class Core:
         connected = any(row["state"] in ("running", "paused") for row in self.store.living())
         await self.network.close(keep=connected)
         await self.backend.close()
+        self.workers.close()
         self.history.close()
         self.keys.close()
         self.store.close()

@@ -20,6 +20,7 @@ HELLO_TIMEOUT = 5.0
 RECONNECT_TIMEOUT = 15.0
 REQUEST_TIMEOUT = 60.0
 MAX_FILE_OPERATIONS = 28  # the agent runs 32 at a time and refuses more; ours wait instead
+MAX_EVENTS = 32 * 1024 * 1024  # bytes of one operation's events that are held at once
 READ_ONLY = frozenset(["poll", "output", "stat", "list", "du", "ps", "procs", "usage", "info", "foreground", "grep"])
 
 
@@ -164,15 +165,19 @@ class GuestClient:
     async def collect(
         self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any
     ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """An operation with no data: its result and all its events."""
+        """An operation with no data: its result and all its events. More than `MAX_EVENTS` bytes of them are too large."""
         for attempt in (1, 2, 3):
             stream: Stream | None = None
             events: list[dict[str, Any]] = []
             try:
                 async with asyncio.timeout(timeout):
                     stream = await self.open(op, **fields)
+                    size = 0
                     async for item in stream:
                         if item.kind == wire.EVENT:
+                            size += item.cost
+                            if size > MAX_EVENTS:
+                                raise errors.TooLarge(f"the answer to `{op}` is larger than {MAX_EVENTS >> 20} MiB")
                             events.append(item.event)
                 assert stream.result is not None
                 return stream.result, events

@@ -5,6 +5,7 @@ A connection is used once. When it breaks, every open stream ends with Connectio
 
 import asyncio
 from collections import deque
+from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 from atoll import errors
@@ -15,10 +16,16 @@ WINDOW = 1024 * 1024
 PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
 MAX_PENDING_EVENTS = 8 * 1024 * 1024
 TURN = 1024 * 1024  # bytes that are taken from an agent before those who wait for them run
+FRAMES = 512  # that are taken from one piece before others have their turn
+LONG = 0.01  # seconds of work for one piece after which others have their turn
+PAUSE = 0.002  # seconds for which a flood of frames then waits, longer the more agents flood
+MAX_PAUSE = 1.0
 SCRATCH = bytearray(256 * 1024)  # read buffer of every connection: filled and emptied within one callback of the loop
 
 MAX_UNSENT = 4 * 1024 * 1024
 COALESCE = 1024  # smaller pieces are joined, so that one-byte frames cannot make the queue large
+
+_flooding: "set[Connection]" = set()  # agents whose frames wait
 
 Bytes = bytes | bytearray | memoryview
 
@@ -212,6 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unseen = 0  # bytes taken in since the last pause
+        self._rest = b""  # what came and has to wait for its turn
         self.greeted = False
         self.bye: str | None = None
         self.why = "the connection to the guest agent was lost"
@@ -228,7 +236,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.feed(memoryview(SCRATCH)[:nbytes])
         self._unseen += nbytes
-        if self._unseen >= TURN:
+        if self._unseen >= TURN and self not in _flooding:
             self._let_others()
 
     def _let_others(self) -> None:
@@ -238,6 +246,26 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._go_on)
 
+    def _hold_back(self, rest: bytes, took: float) -> None:
+        """More came than one agent may have handled in a turn: the rest waits, and the agent with it. All that flood share
+        what one alone would get."""
+        self._rest = rest
+        self._unseen = 0
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        _flooding.add(self)
+        pause = min(max(PAUSE, took) * len(_flooding), MAX_PAUSE)
+        asyncio.get_running_loop().call_later(pause, self._go_on_with_rest)
+
+    def _go_on_with_rest(self) -> None:
+        _flooding.discard(self)
+        rest, self._rest = self._rest, b""
+        if not self.closed.done():
+            if rest:
+                self.feed(rest)
+            if self not in _flooding:
+                self._go_on()
+
     def _go_on(self) -> None:
         if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
             self._transport.resume_reading()
@@ -246,6 +274,10 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        while self._rest and not self.closed.done():  # its last words: no more than one piece holds
+            rest, self._rest = self._rest, b""
+            self.feed(rest)
+        _flooding.discard(self)
         self._broken(self.why if exc is None else f"{self.why}: {exc}")
 
     def pause_writing(self) -> None:
@@ -261,9 +293,13 @@ class Connection(asyncio.BufferedProtocol):
     # Ours
 
     def feed(self, piece: bytes | memoryview) -> None:
+        begun = perf_counter()
         try:
-            for frame in self._reader.feed(piece):
+            for frame in self._reader.feed(piece, FRAMES):
                 self._take(frame)
+            took = perf_counter() - begun
+            if self._reader.consumed < len(piece) or took > LONG:
+                self._hold_back(bytes(piece[self._reader.consumed :]), took)
         except wire.WireError as error:
             self.close(f"the guest agent broke the protocol: {error}")
 

@@ -4,6 +4,7 @@ The reader treats its peer as hostile. It holds at most one control frame (1 MiB
 DATA are handed on piece by piece as they arrive, so memory does not depend on what the peer sends.
 """
 
+import gc
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ MAX_REQUEST = 4 * 1024 * 1024  # arguments and environment may have 2 MiB, as Li
 MAX_HELLO = 4096
 MAX_PING = 64
 MAX_DEPTH = 32
+LARGE = 64 * 1024
 MAX_CREDIT = (1 << 32) - 1
 
 _LIMIT = {
@@ -118,9 +120,18 @@ def name(value: Any) -> str:
 
 
 def message(payload: bytes) -> dict[str, Any]:
-    """The map of a control frame. Depth is checked before decoding, because decoding recurses."""
-    if _depth_exceeds(payload, MAX_DEPTH):
-        raise WireError("message is nested too deeply")
+    """The map of a control frame. Python's collector would look again and again at what a large one becomes: it rests then."""
+    if len(payload) <= LARGE or not gc.isenabled():
+        return _message(payload)
+    gc.disable()
+    try:
+        return _message(payload)
+    finally:
+        gc.enable()
+
+
+def _message(payload: bytes) -> dict[str, Any]:
+    """The decoder itself refuses what is nested too deeply for it to recurse."""
     try:
         value = _unpack(payload)
     except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError, RecursionError, TypeError) as error:
@@ -130,66 +141,24 @@ def message(payload: bytes) -> dict[str, Any]:
     for key in value:
         if not isinstance(key, str):
             raise WireError("message has a key that is not a string")
+    if _is_deep(value):
+        raise WireError("message is nested too deeply")
     return value
 
 
-def _depth_exceeds(payload: bytes, limit: int) -> bool:
-    """Whether containers nest deeper than `limit`. Cheap test first: that takes more than `limit` container bytes."""
-    if len(payload) - len(payload.translate(None, _CONTAINERS)) <= limit:
-        return False
-    return _Depth(payload).exceeds(limit)
-
-
-_CONTAINERS = bytes((*range(0x80, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF))
-_FIXED = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4,
-          0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # fmt: skip
-_SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1), 0xD9: (1, 0),
-          0xDA: (2, 0), 0xDB: (4, 0)}  # fmt: skip
-
-
-class _Depth:
-    """Walks MessagePack without recursion, only to measure its depth. Broken input is the decoder's to refuse."""
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-
-    def exceeds(self, limit: int) -> bool:
-        payload, at, end = self.payload, 0, len(self.payload)
-        left = [1]  # how many values each open container still wants
-        while left and at < end:
-            if left[-1] == 0:
-                left.pop()
-                continue
-            left[-1] -= 1
-            byte = payload[at]
-            at += 1
-            inner = 0
-            if byte < 0x80 or byte >= 0xE0:
-                continue
-            if byte < 0x90:
-                inner = 2 * (byte & 0x0F)
-            elif byte < 0xA0:
-                inner = byte & 0x0F
-            elif byte < 0xC0:
-                at += byte & 0x1F
-                continue
-            elif byte in _FIXED:
-                at += _FIXED[byte]
-                continue
-            elif byte in _SIZED:
-                width, extra = _SIZED[byte]
-                at += width + extra + int.from_bytes(payload[at : at + width], "big")
-                continue
-            elif byte in (0xDC, 0xDD, 0xDE, 0xDF):
-                width = 2 if byte in (0xDC, 0xDE) else 4
-                inner = int.from_bytes(payload[at : at + width], "big") * (2 if byte >= 0xDE else 1)
-                at += width
-            else:
-                return False
-            left.append(inner)
-            if len(left) > limit + 1:
-                return True
-        return False
+def _is_deep(value: dict[str, Any]) -> bool:
+    """Whether containers nest deeper than `MAX_DEPTH`. One level after the other, so that a flat message costs one look."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) is dict or type(inner) is list
+        ]
+        if not level:
+            return False
+    return True
 
 
 class FrameReader:
@@ -202,17 +171,25 @@ class FrameReader:
         self._stream = 0
         self._channel = -1
         self._left = 0  # bytes of the present payload still to come
+        self.consumed = 0  # of the last piece
 
     @property
     def between_frames(self) -> bool:
         return self._kind < 0 and not self._head
 
-    def feed(self, piece: bytes | bytearray | memoryview) -> list[Frame]:
-        """The frames this piece completes; for DATA also the part of a frame it contains."""
+    def feed(self, piece: bytes | bytearray | memoryview, most: int = MAX_CREDIT) -> list[Frame]:
+        """The frames this piece completes, at most so many; for DATA also the part of a frame it contains.
+
+        `consumed` then says how much of the piece they took; the rest has to be fed again.
+        """
         frames: list[Frame] = []
         view = memoryview(piece)
         at, end = 0, len(view)
+        self.consumed = end
         while True:
+            if len(frames) >= most:
+                self.consumed = at
+                return frames
             if self._kind < 0:
                 if at >= end:
                     return frames

@@ -52,7 +52,7 @@ class Daemon:
         self.listener = Listener(self.rest, home / "daemon.sock")
         self.gateway: Gateway | None = None
         self.exposed = ExposedPorts(
-            core.exposures, core.ports, core.store, str(core.config.gateway.get("expose_base_url", ""))
+            core.exposures, core.ports, core.store, str(core.config.gateway.get("expose_base_url", "")), core.accounts
         )
         self._grpc = grpc
         self._stopping = asyncio.Event()

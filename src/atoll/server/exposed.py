@@ -14,7 +14,8 @@ from typing import Any
 
 import h11
 
-from atoll import errors
+from atoll import accounts, errors
+from atoll.accounts import Accounts
 from atoll.core.files.exposures import Exposures, Target
 from atoll.core.files.ports import Ports, Tunnel
 from atoll.core.store.sqlite import Store
@@ -27,6 +28,10 @@ SITE = ".localhost"
 REMEMBERED_PORT = "exposed_port"
 MAX_HEAD = 64 * 1024
 MAX_CONNECTIONS = 1024
+MAX_STRANGERS = 256  # of them, connections that have not shown a secret; the oldest makes room for the next
+MAX_STRANGERS_OF_ONE = 128  # of one address
+MAX_FOR_ONE = 256  # connections to one sandbox
+STRANGER_SECONDS = 10.0  # in which a secret has to be shown
 HEAD_TIMEOUT = 60.0
 IDLE = 300.0
 PIECE = 64 * 1024
@@ -52,14 +57,19 @@ class Refused(Exception):
 class ExposedPorts:
     """The listener and its connections."""
 
-    def __init__(self, exposures: Exposures, ports: Ports, store: Store, base_url: str = "") -> None:
+    def __init__(
+        self, exposures: Exposures, ports: Ports, store: Store, base_url: str = "", books: Accounts | None = None
+    ) -> None:
         self._exposures = exposures
         self._ports = ports
         self._store = store
         self._base = base_url.rstrip("/")
         self._server: asyncio.Server | None = None
         self._opening = asyncio.Lock()
+        self._books = books or Accounts()
         self._connections: dict[asyncio.Task[None], Target | None] = {}
+        self._strangers: dict[asyncio.Task[None], accounts.Lease] = {}  # the oldest first
+        self._guests: dict[asyncio.Task[None], accounts.Lease] = {}
         self.port = 0
 
     async def open(self) -> None:
@@ -99,10 +109,9 @@ class ExposedPorts:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if not self._enter(task, writer):
             writer.transport.abort()
             return
-        self._connections[task] = None
         try:
             while await _Exchange(self, task, reader, writer).run():
                 self._connections[task] = None
@@ -111,8 +120,59 @@ class ExposedPorts:
         except asyncio.CancelledError:
             writer.transport.abort()
         finally:
-            del self._connections[task]
+            self._leave(task)
             writer.close()
+
+    def _enter(self, task: "asyncio.Task[None]", writer: asyncio.StreamWriter) -> bool:
+        """A place among those that have shown no secret yet. When there is none, the oldest of the same address goes, or of all."""
+        name = writer.get_extra_info("peername")
+        holder = accounts.stranger(name[0] if name else "")
+        mine = [one for one, lease in self._strangers.items() if lease.holders == (holder,)]
+        if len(mine) >= MAX_STRANGERS_OF_ONE:
+            self._turn_out(mine[0])
+        elif len(self._strangers) >= MAX_STRANGERS:
+            self._turn_out(next(iter(self._strangers)))
+        if len(self._connections) >= MAX_CONNECTIONS + MAX_STRANGERS:
+            return False
+        try:
+            self._strangers[task] = self._books.lease(accounts.CONNECTIONS, 1, holder)
+        except errors.Exhausted as full:
+            log.warning("a connection to an exposed port was refused: %s", full)
+            return False
+        self._connections[task] = None
+        return True
+
+    def _turn_out(self, task: "asyncio.Task[None]") -> None:
+        self._strangers.pop(task).end()
+        task.cancel()
+
+    def _leave(self, task: "asyncio.Task[None]") -> None:
+        self._connections.pop(task, None)
+        for place in (self._strangers.pop(task, None), self._guests.pop(task, None)):
+            if place is not None:
+                place.end()
+
+    def knows(self, task: "asyncio.Task[None]") -> bool:
+        """Whether this connection has shown a secret."""
+        return task in self._guests
+
+    def _admit(self, task: "asyncio.Task[None]", target: Target) -> None:
+        """It has shown the secret of this target: a place of its sandbox's and its owner's, no stranger's any more."""
+        holders = accounts.sandbox(target.sandbox), accounts.owner(target.principal.owner)
+        place = self._guests.get(task)
+        if place is None or place.holders != holders:
+            others = sum(1 for one in self._guests.values() if one.holders == holders)
+            if others >= MAX_FOR_ONE or len(self._guests) >= MAX_CONNECTIONS:
+                raise Refused(503, "too many connections to this address")
+            try:
+                fresh = self._books.lease(accounts.CONNECTIONS, 1, *holders)
+            except errors.Exhausted as full:
+                raise Refused(503, full.message) from None
+            for old in (self._strangers.pop(task, None), place):
+                if old is not None:
+                    old.end()
+            self._guests[task] = fresh
+        self._connections[task] = target
 
     def route(self, task: "asyncio.Task[None]", request: h11.Request) -> tuple[Target, str, bytes]:
         """Whose request it is, the prefix that was taken off, and the path the sandbox sees."""
@@ -134,7 +194,7 @@ class ExposedPorts:
         target = self._exposures.find(token)
         if target is None:
             raise Refused(404, "nothing is exposed at this address")
-        self._connections[task] = target
+        self._admit(task, target)
         return target, prefix, rest.encode("latin-1")
 
     @property
@@ -157,13 +217,16 @@ class _Exchange:
 
     async def run(self) -> bool:
         """Serve one request; whether another may follow on this connection."""
-        async with asyncio.timeout(IDLE):
+        known = self._door.knows(self._task)
+        begun = asyncio.get_running_loop().time()
+        async with asyncio.timeout(IDLE if known else STRANGER_SECONDS):
             first = await self._read()
         if not first:
             return False
         self._outside.receive_data(first)
+        waited = asyncio.get_running_loop().time() - begun
         try:
-            async with asyncio.timeout(HEAD_TIMEOUT):
+            async with asyncio.timeout(HEAD_TIMEOUT if known else max(1.0, STRANGER_SECONDS - waited)):
                 request = await _next(self._outside, self._read)
             if not isinstance(request, h11.Request):
                 return False

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
+import msgspec
+
 from atoll import errors, model
 from atoll.core.access.principals import Principal
 
@@ -14,6 +16,9 @@ log = logging.getLogger("atoll.http")
 
 MAX_JSON = 64 * 1024 * 1024
 LOOK_OUT = 0.02
+PART = 1000  # entries of a list that are encoded in one go
+LARGE_JSON = 1024 * 1024  # bytes of a request from which on its shape is looked at before anything is made of it
+MAX_COMMAS = 200_000  # in one list or object of such a request
 JOINED = 64 * 1024  # an answer no longer than this goes out with its head, in one piece
 T = TypeVar("T")
 
@@ -94,7 +99,10 @@ class Exchange:
                 return
 
     async def json(self, kind: type[T]) -> T:
-        return model.decode(kind, await self.body())
+        data = await self.body()
+        if len(data) > LARGE_JSON:
+            check_shape(data)
+        return model.decode(kind, data)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
         """Do it for as long as the caller is there; when it goes away the work is cancelled.
@@ -129,6 +137,22 @@ class Exchange:
         await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode())])
         await self._send({"type": "http.response.body", "body": body})
 
+    async def answer_list(self, value: dict[str, Any], key: str) -> None:
+        """An answer whose list under `key` may be long: then it is encoded in parts, and others have their turn between."""
+        found = value.get(key)
+        if not isinstance(found, list) or len(found) <= PART:
+            return await self.answer(value)
+        first = model.encode({name: one for name, one in value.items() if name != key})[:-1]
+        pieces = [first + (b"," if len(first) > 1 else b"") + model.encode(key) + b":["]
+        for at in range(0, len(found), PART):
+            pieces.append((b"," if at else b"") + model.encode(found[at : at + PART])[1:-1])
+            await asyncio.sleep(0)
+        pieces.append(b"]}")
+        await self.start(200, [_JSON_HEADERS, (b"content-length", str(sum(map(len, pieces))).encode())])
+        for piece in pieces:
+            await self.write(piece)
+        await self.end()
+
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -141,6 +165,18 @@ class Exchange:
 
     async def fail(self, error: errors.AtollError) -> None:
         await self.answer({"error": wire(error)}, error.http_status)
+
+
+def check_shape(data: bytes) -> None:
+    """Refuse a large request that would become very many values. Long texts are no trouble, long lists are."""
+    try:
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return  # whoever decodes it says what is wrong
+    for name, value in fields.items():
+        raw = memoryview(value)
+        if raw.nbytes > LARGE_JSON and raw[0] in b"[{" and bytes(raw).count(b",") > MAX_COMMAS:
+            raise errors.TooLarge(f"{name!r:.40} has too many values", hint="send less, or upload files")
 
 
 class _Watch:

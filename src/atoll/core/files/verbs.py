@@ -4,6 +4,7 @@ Names may be any bytes. In answers a name that is not UTF-8 is shown with replac
 beside it as `<field>_b64`; requests may give them the same way.
 """
 
+import asyncio
 import base64
 import math
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import errors
+from atoll import accounts, errors
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
@@ -24,6 +25,8 @@ from atoll.model import Request, check_path, unbase64
 
 NAMES = ("path", "src", "dst", "target")
 MAX_ENTRIES = 100_000
+MAX_ANSWER = 32 * 1024 * 1024  # bytes of what the agent told that one answer holds
+PART = 256  # entries that are looked at before others have their turn
 LONG = 24 * 3600.0  # a walk of a large tree takes its time; the caller can go away
 NUMBERS = ("size", "mode", "uid", "gid", "mtime", "ino", "nlink", "line", "offset", "replacements", "bytes", "inodes",
            "count", "removed", "updated", "files", "total")  # fmt: skip
@@ -58,17 +61,46 @@ class Files:
         return await self._gather(who, ref, "grep", request, "matches")
 
     async def _gather(self, who: Principal, ref: str, op: str, request: Request, key: str) -> Entry:
+        """The answer of `list` and `grep`, which only read: asked again when the channel breaks."""
         fields = _fields(request)
         if op == "list":
             fields.setdefault("limit", MAX_ENTRIES)
         live = await self._sandboxes.wake(who, ref)
-        with live.use() as client:
-            result, events = await client.collect(op, timeout=LONG, **fields)
+        for attempt in (1, 2, 3):
+            try:
+                return await self._gather_once(live, op, fields, key)
+            except ConnectionLost as lost:
+                if attempt == 3:
+                    raise live.client.over or errors.Unavailable(str(lost)) from None
+        raise AssertionError("unreachable")
+
+    async def _gather_once(self, live: Live, op: str, fields: Entry, key: str) -> Entry:
+        """All that the agent tells, up to `MAX_ANSWER` bytes: what is beyond is left out, and `truncated` says so.
+
+        Others have their turn after each part, and what is held is charged to the sandbox and its owner.
+        """
         found: list[Any] = []
-        for event in events:
-            batch = event.get(key)
-            found += [clean(entry) for entry in batch if isinstance(entry, dict)] if isinstance(batch, list) else []
-        return {**clean(result), key: found}
+        holders = accounts.sandbox(live.id), accounts.owner(live.owner)
+        with live.use() as client, self._sandboxes.accounts.lease(accounts.MEMORY, 0, *holders) as held:
+            stream = await client.open(op, **fields)
+            try:
+                async with asyncio.timeout(LONG):
+                    async for item in stream:
+                        if item.kind != wire.EVENT:
+                            continue
+                        held.grow(item.cost)
+                        if held.amount > MAX_ANSWER:
+                            return {**_told(op, found), key: found}
+                        told = item.event.get(key)
+                        batch = told if isinstance(told, list) else []
+                        for start in range(0, len(batch), PART):
+                            found += [clean(entry) for entry in batch[start : start + PART] if isinstance(entry, dict)]
+                            await asyncio.sleep(0)
+            except TimeoutError:
+                raise errors.Timeout(f"the guest agent did not answer `{op}` in {LONG:g} s") from None
+            finally:
+                stream.cancel()
+        return {**clean(stream.result), key: found}
 
     @asynccontextmanager
     async def read(
@@ -157,6 +189,12 @@ class Files:
                 raise client.over or errors.Unavailable(f"the watch was cut: {lost}") from None
             finally:
                 stream.cancel()
+
+
+def _told(op: str, found: list[Any]) -> Entry:
+    """The answer to a list or a search that was cut."""
+    told: Entry = {"count": len(found), "truncated": True}
+    return {**told, "files": len({entry.get("path") for entry in found})} if op == "grep" else told
 
 
 def _path(path: str) -> str | bytes:

@@ -30,6 +30,8 @@ MAX_BYTES = 64 << 30
 MAX_METADATA = 1 << 20
 PIECE = 1 << 20
 MAX_TRAILING = 16 << 20
+RATIO = 256  # bytes that one packed byte may become; our own archives of nothing but zeros stay below it
+FREE = 64 << 20  # bytes for which nobody counts
 WHITEOUT = b".wh."  # begins the name of what a full snapshot's archive says is deleted
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, SYMLINK: tarfile.SYMTYPE, HARDLINK: tarfile.LNKTYPE}
 
@@ -168,11 +170,26 @@ def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Head, li
         if metadata is None or not inner.exists():
             raise errors.InvalidArgument("the archive lacks metadata.json or workspace.tar.gz")
         with open(inner, "rb") as raw, gzip.GzipFile(fileobj=raw) as packed:
-            entries = read_members(chunks, packed.read, full=metadata.get("full") is True)
+            entries = read_members(chunks, _bounded(packed, raw), full=metadata.get("full") is True)
             _finish(packed)
             return _head(metadata), entries
     finally:
         inner.unlink(missing_ok=True)
+
+
+def _bounded(packed: gzip.GzipFile, raw: BinaryIO) -> Callable[[int], bytes]:
+    """Reads from `packed`, and refuses to go on when much comes out of little."""
+    total = 0
+
+    def read(size: int) -> bytes:
+        nonlocal total
+        data = packed.read(size)
+        total += len(data)
+        if total > FREE + RATIO * raw.tell():
+            raise errors.TooLarge(f"the archive becomes more than {RATIO} times as large when it is unpacked")
+        return data
+
+    return read
 
 
 def _finish(packed: gzip.GzipFile) -> None:

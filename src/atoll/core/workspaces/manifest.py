@@ -4,9 +4,8 @@ The whole text is read and checked before anything is made. Then each entry is d
 its own git; the first that fails takes the sandbox along, and the error names it.
 """
 
-import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll import errors
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 1000
 MAX_TEXT = 32 << 20
+MAX_EVENTS = 20 * MAX_ENTRIES  # an entry with all its fields has twelve
+MAX_DEPTH = 6  # mapping, list, entry, its fields, and two to be told what is wrong
 CLONE_TIMEOUT = 120.0
 REPO = re.compile(r"(https?://[A-Za-z0-9\[]|git@[A-Za-z0-9])[^\s\x00-\x1f\x7f]{0,2000}")
 REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
@@ -43,7 +44,7 @@ class Manifests:
 
     async def create(self, who: Principal, request: CreateFromManifest) -> AsyncIterator[Item]:
         """Tells each entry as it is begun, and at last the sandbox."""
-        steps = await asyncio.to_thread(parse, request.manifest) if request.manifest else []
+        steps = await self._core.workers.run(who.owner, parse, request.manifest) if request.manifest else []
         steps += [_step(n, len(request.entries), entry) for n, entry in enumerate(request.entries, 1)]
         info = await self._core.sandboxes.create(who, request.sandbox)
         try:
@@ -85,12 +86,11 @@ def parse(text: str) -> list[Step]:
     """The steps of a manifest. Every scalar is read as text, so `mode: 0755` and `content: 1` are what they look like."""
     import yaml
 
-    if len(text) > MAX_TEXT:
+    if len(text) > MAX_TEXT or len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT:
         raise errors.TooLarge(f"a manifest has at most {MAX_TEXT >> 20} MiB")
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=loader)):
-            raise errors.InvalidArgument("a manifest has no anchors and aliases")
+        _count(yaml.parse(text, Loader=loader))
         found = yaml.load(text, Loader=loader)  # the base loader makes nothing but text, lists and mappings
     except (yaml.YAMLError, RecursionError, ValueError) as bad:
         raise errors.InvalidArgument(f"the manifest is not YAML: {str(bad)[:300]}") from None
@@ -100,6 +100,21 @@ def parse(text: str) -> list[Step]:
     if len(entries) > MAX_ENTRIES:
         raise errors.TooLarge(f"a manifest has at most {MAX_ENTRIES} entries")
     return [_step(number, len(entries), entry) for number, entry in enumerate(entries, 1)]
+
+
+def _count(events: Iterable[Any]) -> None:
+    """Refuse what would become large or deep before anything is made of it. Stops at the first event too many."""
+    depth = 0
+    for number, event in enumerate(events):
+        kind = type(event).__name__
+        if kind == "AliasEvent" or getattr(event, "anchor", None):
+            raise errors.InvalidArgument("a manifest has no anchors and aliases")
+        depth += kind in ("MappingStartEvent", "SequenceStartEvent")
+        depth -= kind in ("MappingEndEvent", "SequenceEndEvent")
+        if depth > MAX_DEPTH:
+            raise errors.InvalidArgument(f"a manifest is not nested more than {MAX_DEPTH} deep")
+        if number > MAX_EVENTS:
+            raise errors.TooLarge(f"a manifest has at most {MAX_ENTRIES} entries, and nothing else")
 
 
 def _step(number: int, count: int, entry: Any) -> Step:

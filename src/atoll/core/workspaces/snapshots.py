@@ -24,6 +24,7 @@ from atoll import errors, labels
 from atoll.core.access.principals import Principal, local
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.workers import Workers
 from atoll.core.workspaces import archive as archive
 from atoll.core.workspaces.chunks import ChunkStore
 from atoll.core.workspaces.index import DIRECTORY, GONE, Entry, Head, Shelf, check_name
@@ -45,8 +46,9 @@ KINDS = {"f": "file", "d": "directory", "l": "symlink", "h": "file", "w": "delet
 class Snapshots:
     """Every snapshot, each seen by its owner alone."""
 
-    def __init__(self, sandboxes: Sandboxes, history: History, home: Path) -> None:
+    def __init__(self, sandboxes: Sandboxes, history: History, home: Path, workers: Workers) -> None:
         self._sandboxes = sandboxes
+        self._workers = workers
         self._history = history
         self._root = home / "snapshots"
         self._manifests = Manifests(self._root / "manifests")
@@ -74,25 +76,25 @@ class Snapshots:
                 else:
                     await capture.workspace()
             head = self._head(who, name, row, capture, request.full)
-            await asyncio.to_thread(self._keep, head, capture.entries)
+            await self._workers.run(head["owner"], self._keep, head, capture.entries)
             if not request.full:
                 self._remember(row["id"], capture.seen)
         self._history.record(row["id"], who.owner, "snapshot", name=name, bytes=head["size_bytes"], by=who.owner)
         return _info(head)
 
     async def list(self, who: Principal) -> list[SnapshotInfo]:
-        heads = await asyncio.to_thread(lambda: list(self._shelf.heads(who.owner)))
+        heads = await self._workers.run(who.owner, lambda: list(self._shelf.heads(who.owner)))
         return [_info(head) for head in sorted(heads, key=lambda head: float(head["created_at"]))]
 
     async def names(self, who: Principal) -> Texts:
         return [info.name for info in await self.list(who)]
 
     async def inspect(self, who: Principal, name: str) -> SnapshotDetails:
-        return await asyncio.to_thread(self._inspect, who.owner, check_name(name))
+        return await self._workers.run(who.owner, self._inspect, who.owner, check_name(name))
 
     async def restore(self, who: Principal, name: str, spec: CreateSandbox | None = None) -> SandboxInfo:
         """A new sandbox with these files. Everything is verified; what cannot be is an error and leaves no sandbox."""
-        head, entries = await asyncio.to_thread(self._shelf.entries, who.owner, check_name(name))
+        head, entries = await self._workers.run(who.owner, self._shelf.entries, who.owner, check_name(name))
         chunks = self._chunks(who.owner)
         if missing := {digest for entry in entries for digest in entry.chunks if not chunks.has(digest)}:
             raise errors.Internal(f"snapshot {name!r} lacks {len(missing)} pieces of its content", hint="delete it")
@@ -120,28 +122,30 @@ class Snapshots:
         check_name(name)
         if (who.owner, name) in self._busy:
             raise errors.FailedPrecondition(f"snapshot {name!r} is being written")
-        if await asyncio.to_thread(self._manifests.delete, who.owner, name) and name not in await self.names(who):
+        if await self._workers.run(who.owner, self._manifests.delete, who.owner, name) and name not in await self.names(
+            who
+        ):
             return 0
-        await asyncio.to_thread(self._shelf.delete, who.owner, name)
+        await self._workers.run(who.owner, self._shelf.delete, who.owner, name)
         return await self._sweep(who.owner)
 
     # K8E's registry: names and the digests of their content
 
     async def get_manifest(self, who: Principal, name: str) -> Texts:
         """Return the digests that were published under this name, else those of a saved snapshot."""
-        published = await asyncio.to_thread(self._manifests.get, who.owner, check_name(name))
+        published = await self._workers.run(who.owner, self._manifests.get, who.owner, check_name(name))
         if published is not None:
             return published
-        _, entries = await asyncio.to_thread(self._shelf.entries, who.owner, name)
+        _, entries = await self._workers.run(who.owner, self._shelf.entries, who.owner, name)
         return list(dict.fromkeys(digest for entry in entries for digest in entry.chunks))
 
     async def put_manifest(self, who: Principal, name: str, layers: Texts) -> None:
         """Publish the digests of a snapshot that its owner keeps elsewhere. They give no content."""
-        await asyncio.to_thread(self._manifests.put, who.owner, check_name(name), layers)
+        await self._workers.run(who.owner, self._manifests.put, who.owner, check_name(name), layers)
 
     async def manifest_names(self, who: Principal) -> Texts:
         """Return the names of saved snapshots and of published manifests."""
-        published = await asyncio.to_thread(self._manifests.names, who.owner)
+        published = await self._workers.run(who.owner, self._manifests.names, who.owner)
         return list(dict.fromkeys([*await self.names(who), *published]))
 
     # One file to carry away and bring back
@@ -149,9 +153,9 @@ class Snapshots:
     @asynccontextmanager
     async def export(self, who: Principal, name: str) -> AsyncIterator[Path]:
         """The snapshot as an archive; the file is gone afterwards."""
-        head, entries = await asyncio.to_thread(self._shelf.entries, who.owner, check_name(name))
+        head, entries = await self._workers.run(who.owner, self._shelf.entries, who.owner, check_name(name))
         with self._scratch() as scratch:
-            await asyncio.to_thread(archive.export, self._chunks(who.owner), head, entries, scratch)
+            await self._workers.run(who.owner, archive.export, self._chunks(who.owner), head, entries, scratch)
             yield scratch
 
     async def bring_in(self, who: Principal, name: str, data: AsyncIterator[bytes], force: bool) -> SnapshotInfo:
@@ -168,10 +172,10 @@ class Snapshots:
                             raise errors.TooLarge(f"an archive holds at most {archive.MAX_BYTES >> 30} GiB")
                         chunks.check_space(len(piece))
                         await asyncio.to_thread(file.write, piece)
-                head, entries = await asyncio.to_thread(archive.bring_in, chunks, scratch)
+                head, entries = await self._workers.run(who.owner, archive.bring_in, chunks, scratch)
             head.update(owner=who.owner, name=name, size_bytes=sum(entry.size for entry in entries))
             head["file_count"] = _count(entries)
-            await asyncio.to_thread(self._keep, head, entries)
+            await self._workers.run(head["owner"], self._keep, head, entries)
         return _info(head)
 
     @contextmanager
@@ -242,7 +246,7 @@ class Snapshots:
             if self._writers > 0:
                 return 0
             due, self._due = self._due, set()
-            freed = {one: await asyncio.to_thread(self._collect, one) for one in due}
+            freed = {one: await self._workers.run(one, self._collect, one) for one in due}
             return freed[owner]
 
     def _collect(self, owner: str) -> int:

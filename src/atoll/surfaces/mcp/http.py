@@ -157,8 +157,13 @@ class McpHttp:
         return Client(self.core, who, self.settings, self.keeper)
 
     def shared(self, who: Principal) -> Client:
-        """The client that all calls without a session share, for each credential."""
-        return self._shared.setdefault(who.owner, self.client(who))
+        """The client that all calls of an owner without a session share. It acts for the credential of the present call,
+        so that a key that was rotated under the same name is not refused for its predecessor's end."""
+        found = self._shared.get(who.owner)
+        if found is None:
+            found = self._shared[who.owner] = self.client(who)
+        found.who = who
+        return found
 
     async def _modern(self) -> Sdk:
         async with self._lock:

@@ -56,6 +56,9 @@ async def write(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(answer)
 
 
+LISTED = {"list": "entries", "grep": "matches"}
+
+
 def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
     @route("POST", f"{SANDBOX}/files/{verb}", does, kind, scope="use")
     async def operate(rest: Rest, exchange: Exchange) -> None:
@@ -67,7 +70,7 @@ def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
             work = files.grep(exchange.who, exchange.ref, request)
         else:
             work = files.ask(exchange.who, exchange.ref, verb, request)
-        await exchange.answer(await exchange.while_connected(work))
+        await exchange.answer_list(await exchange.while_connected(work), LISTED.get(verb, ""))
 
 
 _file_operation("list", model.ListFiles, "List a directory")
