@@ -57,7 +57,8 @@ class Cli:
         return subprocess.Popen(self.command(*words), env=env, cwd=self.directory, **options)
 
     def names(self) -> list[str]:
-        return [row["name"] for row in self.ok("list", "--json").json]
+        found = self.ok("list", "--json").json["sandboxes"]
+        return [row.get("name") or row["session_id"] for row in found]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,8 @@ from .conftest import Cli, until
 def test_ak_P7_K8_life_cycle_keeps_the_files(cli: Cli, name: str) -> None:
     made = cli.ok("create", name)
     assert "Image:" in made.text and "vCPUs:" in made.text and "Memory:" in made.text and "sandbox start" in made.text
-    assert [row["status"] for row in cli.ok("list", "--json").json if row["name"] == name] == ["stopped"]
+    found = cli.ok("list", "--json").json["sandboxes"]
+    assert [row["state"] for row in found if row.get("name") == name] == ["stopped"]
     assert cli("exec", name, "true").code == 125
     cli.ok("sandbox", "start", name)
     assert (
@@ -27,7 +28,7 @@ def test_ak_P7_K8_life_cycle_keeps_the_files(cli: Cli, name: str) -> None:
     cli.ok("start", name)
     assert cli.ok("exec", name, "cat", "/workspace/f", "/root/f").stdout == b"kept\nroot\n"
     cli.ok("sandbox", "remove", name)
-    again = cli.ok("sandbox", "remove", name)
+    again = cli.ok("sandbox", "remove", name, "--force")
     assert again.json["removed"] is False
     assert b"does not exist" in cli.ok("remove", name).stdout
     assert cli("start", name).code == 125 and cli("stop", name).code == 125

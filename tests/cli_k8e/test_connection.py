@@ -165,7 +165,8 @@ def test_the_standalone_program_takes_verbs_without_the_word_sandbox(remote: Mac
     made = remote.ok("run", "print(6*7)", "--lang", "python", name="k8e-sandbox-cli")
     assert made["stdout"] == "42\n"
     assert remote.ok("sandbox", "destroy", made["session_id"], name="k8e-sandbox-cli") == {"ok": True}
-    entry = Path(remote.env["HOME"]) / ".k8e/sandbox/default"
+    assert not (Path(remote.env["HOME"]) / ".k8e").exists(), "ATOLL_HOME moves all state"
+    entry = remote.data / "default"
     assert entry.is_dir() and os.listdir(entry)
 
 

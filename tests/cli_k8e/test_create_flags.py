@@ -29,7 +29,7 @@ def test_k8e_D36_a_named_sandbox_takes_the_other_flags_too(gateway: Gateway) -> 
         found = gateway.ok("sandbox", "info", name)
         assert (found["limits"]["pids"]["value"], found["limits"]["disk_mb"]["value"]) == (99, 300)
         assert found["idle_timeout_s"] == 77
-        assert found["labels"]["a"] == "b" and found["labels"]["tenant"] == "team"
+        assert found["labels"]["a"] == "b" and found["labels"]["k8e.tenant"] == "team"
     finally:
         gateway.ok("sandbox", "remove", name)
 
