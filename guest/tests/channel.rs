@@ -94,7 +94,7 @@ fn broken_frames() {
         wire::raw(0, Kind::Hello, b"\x80"),
         vec![0, 0, 0, 0, 0, 0, 0, 1, 11],
         vec![0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1],
-        vec![0, 16, 0, 1, 0, 0, 0, 1, 1],
+        vec![0, 64, 0, 1, 0, 0, 0, 1, 1],
         vec![0, 4, 0, 2, 0, 0, 0, 1, 4],
         wire::raw(1, Kind::Result, b"\x80"),
         wire::raw(1, Kind::Data, b""),

@@ -77,9 +77,13 @@ fn users() {
         ]);
         assert_eq!(host.exec(user).text().trim(), wanted, "{spec}");
     }
-    for spec in ["", "-1", "0x0", "4294967297", "2147483648", "65535", "+1", "no-such-user", "1:", "1:-1"] {
+    for spec in ["", "-1", "0x0", "4294967297", "2147483648", "65535", "+1", "1:", "1:-1"] {
         let done = host.exec(map([("id", "bad".into()), ("shell", "id -u".into()), ("user", spec.into())]));
         assert_eq!(done.error_code(), "invalid_argument", "{spec}");
+    }
+    for spec in ["no-such-user", "0:no-such-group"] {
+        let done = host.exec(map([("id", "bad".into()), ("shell", "id -u".into()), ("user", spec.into())]));
+        assert_eq!(done.error_code(), "user_not_found", "{spec}");
     }
 }
 
