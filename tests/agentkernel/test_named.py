@@ -30,7 +30,7 @@ def test_ak_P7_K8_life_cycle_keeps_the_files(cli: Cli, name: str) -> None:
     cli.ok("sandbox", "remove", name)
     again = cli.ok("sandbox", "remove", name, "--force")
     assert again.json["removed"] is False
-    assert b"does not exist" in cli.ok("remove", name).stdout
+    assert b"does not exist" in cli.ok("remove", name, "--force").stdout
     assert cli("start", name).code == 125 and cli("stop", name).code == 125
 
 
