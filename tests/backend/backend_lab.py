@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel.ids import FIRST
 from atoll.backends.local.runtimes.probe import new_id
 from atoll.guest.client import GuestClient
@@ -42,7 +42,7 @@ class Result:
 class Sandbox:
     """A box and a client for its agent."""
 
-    def __init__(self, backend: LocalBackend, box: ContainerBox) -> None:
+    def __init__(self, backend: LocalBackend, box: LocalBox) -> None:
         self.backend = backend
         self.box = box
         self.client = GuestClient(

@@ -16,7 +16,7 @@ from backend_lab import Sandbox, chosen_runtime, host_rootfs, nothing_left, spec
 
 from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.box import LocalBox
 
 Make = Callable[..., Awaitable[Sandbox]]
 
@@ -58,7 +58,7 @@ async def make(backend: LocalBackend, rootfs: Rootfs) -> AsyncIterator[Make]:
 
     async def one(**fields: Any) -> Sandbox:
         box = await backend.create(spec_for(rootfs, **fields))
-        assert isinstance(box, ContainerBox)
+        assert isinstance(box, LocalBox)
         made.append(Sandbox(backend, box))
         return made[-1]
 

@@ -23,7 +23,8 @@ from atoll.backends.local import LocalBackend, binaries, bundle
 from atoll.backends.local.kernel import filters, seccomp
 from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
 from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
-from atoll.backends.local.runtimes.engines import AUTO, Engine
+from atoll.backends.local.runtimes.base import Engine
+from atoll.backends.local.runtimes.container import Container
 from atoll.errors import Internal
 
 Start = Callable[..., Awaitable[Sandbox]]
@@ -52,7 +53,9 @@ async def start(backend: LocalBackend, rootfs: Rootfs) -> AsyncIterator[Start]:
         program = str(binaries.launcher()) if engine == "direct" else binaries.system(engine)
         if program is None:
             pytest.skip(f"{engine} is not installed")
-        made.append(Sandbox(backend, await backend._create(spec_for(rootfs, **fields), Engine(engine, program))))
+        made.append(
+            Sandbox(backend, await backend._create(spec_for(rootfs, **fields), Engine(Container(), engine, program)))
+        )
         return made[-1]
 
     yield one
@@ -306,7 +309,7 @@ ROWS = "devices exec_user fd_hygiene image_dev_symlink kernel_hooks masked_paths
 def test_the_escape_rows_hold(tmp_path: Path) -> None:
     """On the one of the two engines that all the other tests do not use."""
     tests = Path(__file__).parents[1]
-    other = "runc" if AUTO["container"][0] == "direct" else "direct"
+    other = "runc" if Container.engines[0] == "direct" else "direct"
     rows = [str(tests / "threats" / "escape" / f"test_{row}.py") for row in ROWS.split()]
     done = subprocess.run(
         [

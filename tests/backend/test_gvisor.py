@@ -12,7 +12,8 @@ import pytest
 from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces, until
 
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.runtimes.engines import Engine
+from atoll.backends.local.runtimes.base import Engine
+from atoll.backends.local.runtimes.gvisor import Gvisor
 from atoll.backends.local.runtimes.gvisor_channel import KNOCKS, SOCKET, Door
 from atoll.guest import wire
 
@@ -205,7 +206,7 @@ async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> N
     """Commands, files, kills of whole trees and a second connection on the build of 2022."""
     from backend_lab import spec_for
 
-    box = await backend._create(spec_for(rootfs), Engine("runsc-ptrace", OLD))
+    box = await backend._create(spec_for(rootfs), Engine(Gvisor(), "runsc-ptrace", OLD))
     sandbox = Sandbox(backend, box)
     try:
         assert (await sandbox.sh("echo out; echo err >&2; exit 3")).exit.code == 3

@@ -19,10 +19,10 @@ from atoll.backends.local.kernel.disks import attached, copy_sparse
 from atoll.backends.local.kernel.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
-from atoll.backends.local.runtimes import probe
+from atoll.backends.local.runtimes import base
 from atoll.backends.local.runtimes import version_floor as floor
-from atoll.backends.local.runtimes.engines import RUNTIMES
 from atoll.backends.local.runtimes.probe import new_id
+from atoll.backends.registry import RUNTIMES
 from atoll.errors import Conflict, Internal, InvalidArgument, Unsupported
 
 V2 = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -274,7 +274,7 @@ async def main():
     await backend.start()
     await backend.pick("container")
     backend.on_step = die
-    await backend.create(BoxSpec(box, Rootfs(tuple(lowers.split(":")), tuple(usr.split(":"))), limits=Limits(disk_mb=64)))
+    await backend.create(BoxSpec(box, Rootfs(tuple(lowers.split(":")), tuple(usr.split(":"))), "container", limits=Limits(disk_mb=64)))
     await asyncio.sleep(600)
 asyncio.run(main())
 """
@@ -337,7 +337,7 @@ def test_the_version_floor(program: str, good: list[str], bad: list[str]) -> Non
 
 async def test_an_old_engine_is_refused_if_the_operator_says_so(tmp_path: Path, monkeypatch) -> None:
     """By default it works with a warning; with `refuse` it does not, and says why and what to do."""
-    monkeypatch.setattr(probe, "version_of", _says("1.0.0"))
+    monkeypatch.setattr(base, "version_of", _says("1.0.0"))
     for refuse in (False, True):
         backend = LocalBackend(tmp_path / f"home-{refuse}", refuse_old=refuse, engine="runc")
         await backend.start()

@@ -19,7 +19,7 @@ from typing import Any
 import orphans
 
 from atoll import errors
-from atoll.backends.contract import BoxSpec, Ended, Limits, Rootfs, RuntimeStatus, Usage
+from atoll.backends.contract import BoxSpec, Capabilities, Ended, Limits, Rootfs, RuntimeStatus, Usage
 from atoll.backends.local import binaries
 from atoll.config import Config
 from atoll.core import Core
@@ -43,6 +43,7 @@ class PlainBox:
         self.id: str = record["id"]
         self.record = record
         self.frozen = False
+        self.capabilities = Capabilities()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(self.record["socket"])
@@ -156,6 +157,9 @@ class PlainBackend:
 
     def disk_used(self, box: str) -> int | None:
         return None
+
+    def capabilities(self, runtime: str) -> Capabilities:
+        return Capabilities()
 
     async def pick(self, runtime: str) -> str:
         if runtime not in ("auto", "container"):

@@ -59,7 +59,7 @@ class BoxSpec:
 
     id: str
     rootfs: Rootfs
-    runtime: str = "container"
+    runtime: str = "auto"
     limits: Limits = field(default_factory=Limits)
     required: frozenset[str] = frozenset()  # names of limits that must be held, else creating is refused
     hostname: str = "sandbox"
@@ -108,6 +108,16 @@ class RuntimeStatus:
     version: str = ""
     engine: str = ""
     warning: str = ""  # a version with known holes, and which of them are open
+    optional: bool = True  # a machine without it is well, as long as another one works
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What sandboxes of one runtime can do and need, so that nobody has to ask for its name."""
+
+    freezes_idle: bool = False  # an idle one costs processor time: core freezes it
+    resizes: frozenset[str] = frozenset()  # limits that can be changed while it runs
+    oom_shows_as_failure: bool = False  # out of memory, a program may fail in any way, not only be killed
 
 
 class Box(Protocol):
@@ -118,6 +128,9 @@ class Box(Protocol):
 
     @property
     def record(self) -> dict[str, Any]: ...  # JSON-able; all that adopt() needs; no secrets but the two of the hello
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
 
@@ -158,3 +171,5 @@ class Backend(Protocol):
     async def runtimes(self) -> list[RuntimeStatus]: ...
 
     async def pick(self, runtime: str) -> str: ...
+
+    def capabilities(self, runtime: str) -> Capabilities: ...  # of one that `pick` has named

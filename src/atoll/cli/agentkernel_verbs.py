@@ -7,7 +7,7 @@ from .grammar import Flag, Verb
 _AT = "atoll.surfaces.agentkernel.cli."
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
 AS_JSON = Flag("json", "", "JSON instead of text")
-BACKEND = Flag("backend", "NAME", "auto, container, gvisor or microvm; docker and podman mean container", short="B")
+BACKEND = Flag("backend", "NAME", "{runtimes}; docker and podman mean container", short="B")
 CONFIG = Flag("config", "FILE", "a project's file to use and trust", short="c")
 TTL = Flag("ttl", "TIME", "remove it after so long: 30m, 1h, 3d; 0 is never")
 ALLOW_HOST = Flag(

@@ -77,7 +77,7 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
     for item in runtimes or []:
         said = [item.get("version") or "works"] if item.get("works") else []
         detail = "; ".join(filter(None, [*said, item.get("why")])) or "does not work"
-        name, optional = f"runtime {item.get('name')}", item.get("name") != "container" and working
+        name, optional = f"runtime {item.get('name')}", item.get("optional", True) and working
         checks.append(check(name, bool(item.get("works")), str(detail), str(item.get("fix") or ""), optional=optional))
         if item.get("works") and item.get("warning"):
             checks.append(check("version floor", False, str(item["warning"]), _floor_fix(item), optional=True))

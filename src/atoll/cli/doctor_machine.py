@@ -147,13 +147,17 @@ def id_ranges(machine: Machine) -> dict[str, Any]:
 
 
 def programs(machine: Machine) -> list[dict[str, Any]]:
-    engines = {name: version(name) for name in ("runc", "crun")}
-    installed = ", ".join(f"{name} {found}" for name, found in engines.items() if found)
-    fix = machine.sudo(f"{INSTALL} runc")
-    checks = [check("container engine", bool(installed), installed or "neither runc nor crun", fix)]
-    runsc = version("runsc")
-    fix = machine.sudo(f"{INSTALL} runsc")
-    checks.append(check("gvisor engine", bool(runsc), runsc or "runsc is missing", fix, optional=True))
+    """The engines of each runtime, those that a machine needs first."""
+    from ..backends import registry
+
+    checks = []
+    for kind in sorted(registry.classes(), key=lambda kind: kind.optional):
+        found = {name: version(name) for name in kind.programs()}
+        installed = ", ".join(f"{name} {number}" for name, number in found.items() if number)
+        missing = f"neither {' nor '.join(found)}" if len(found) > 1 else f"{''.join(found)} is missing"
+        fix = machine.sudo(f"{INSTALL} {kind.package}")
+        name = f"{kind.name} engine"
+        checks.append(check(name, bool(installed), installed or missing, fix, optional=kind.optional))
     return checks
 
 

@@ -102,10 +102,19 @@ def _all_flags(verb: Verb) -> tuple[Flag, ...]:
     return (*verb.flags, *(flag for flag in SHARED if flag.name not in own))
 
 
+def _meaning(flag: Flag) -> str:
+    """The words about a flag; the names of runtimes come from their registry."""
+    if "{runtimes}" not in flag.help:
+        return flag.help
+    from ..backends import registry
+
+    return flag.help.replace("{runtimes}", registry.in_words())
+
+
 def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
     heads = [f"  {f'-{f.short}, ' if f.short else '    '}--{f.name}{f' {f.value}' if f.value else ''}" for f in flags]
     width = max(map(len, heads)) + 2
-    return [head.ljust(width) + flag.help for head, flag in zip(heads, flags, strict=True)]
+    return [head.ljust(width) + _meaning(flag) for head, flag in zip(heads, flags, strict=True)]
 
 
 def show(arguments: Arguments) -> int:
@@ -131,7 +140,7 @@ def catalog(_: Arguments) -> int:
     commands = []
     for verb in VERBS:
         if verb.is_json:
-            flags = [{"name": f"--{flag.name}", "usage": flag.help} for flag in _all_flags(verb)]
+            flags = [{"name": f"--{flag.name}", "usage": _meaning(flag)} for flag in _all_flags(verb)]
             commands.append({"name": verb.name.split(" ", 1)[1], "usage": verb.usage, "flags": flags})
     print_json({"catalog_version": 1, "commands": commands})
     return 0

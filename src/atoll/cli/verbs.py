@@ -21,7 +21,7 @@ AS_JSON = Flag("json", "", "one JSON object instead of text")
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
 
 LIMITS = (
-    Flag("runtime", "NAME", "auto, container, gvisor or microvm (default: auto)"),
+    Flag("runtime", "NAME", "{runtimes} (default: auto)"),
     Flag("image", "IMAGE", "root file system (default: host)"),
     Flag("cpus", "N", "CPUs, may be a fraction", kind="number"),
     Flag("memory", "MB", "memory", kind="int"),

@@ -10,24 +10,22 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import Box, BoxSpec, RuntimeStatus
+from atoll.backends import registry
+from atoll.backends.contract import Box, BoxSpec, Capabilities, RuntimeStatus
 from atoll.backends.local import binaries
-from atoll.backends.local.assembly import Assembly
-from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import Groups
 from atoll.backends.local.kernel.disks import Disks
 from atoll.backends.local.kernel.ids import COUNT, IdRanges, OwnIds
 from atoll.backends.local.kernel.rootless import standing
 from atoll.backends.local.paths import ID, Paths, check_id
-from atoll.backends.local.runtimes.engines import ENGINES, RUNTIMES, Engine
-from atoll.backends.local.runtimes.gvisor import DIAL_DIRECTORY, GvisorBox
-from atoll.backends.local.runtimes.gvisor_channel import Door
+from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.backends.local.runtimes.probe import Probes
 from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
 
@@ -35,11 +33,6 @@ log = logging.getLogger("atoll.backend")
 
 ID_LOCKS = Path("/run/atoll/ids")
 LOOP_TIMEOUT = 30.0
-NEEDS = {
-    "microvm": "microvm needs virtual machines (KVM), which this version does not start",
-    "kata": "kata needs Kata Containers behind a Kubernetes cluster",
-    "firecracker": "firecracker needs Firecracker and KVM behind a Kubernetes cluster",
-}  # names that are known elsewhere, and what they would need
 
 
 class LocalBackend:
@@ -49,10 +42,14 @@ class LocalBackend:
         self,
         home: Path | str,
         *,
+        runtimes: Sequence[Runtime] | None = None,
         on_step: Callable[[str, str], None] | None = None,
         refuse_old: bool = False,
         engine: str = "auto",
     ) -> None:
+        known = registry.load(engine) if runtimes is None else runtimes
+        self._runtimes = {runtime.name: runtime for runtime in known}  # strongest first
+        self._engines = tuple(dict.fromkeys(name for runtime in known for name in runtime.engines))
         self.standing = standing()
         self.paths = Paths(Path(home), plain_disks=self.standing.rootless)
         self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
@@ -62,12 +59,12 @@ class LocalBackend:
             self.paths,
             self._create,
             self.destroy,
+            runtimes=self._runtimes,
             refuse_old=refuse_old,
-            engine=engine,
             rootless=self.standing.rootless,
         )
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
-        self._boxes: dict[str, ContainerBox] = {}
+        self._boxes: dict[str, LocalBox] = {}
         self._making: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -95,12 +92,12 @@ class LocalBackend:
     async def create(self, spec: BoxSpec) -> Box:
         return await self._create(spec, await self._engine(spec.runtime))
 
-    async def _create(self, spec: BoxSpec, engine: Engine) -> ContainerBox:
+    async def _create(self, spec: BoxSpec, engine: Engine) -> LocalBox:
         check_id(spec.id)
         with self._exclusive(spec.id):
             try:
                 workspace = self._workspace(spec)
-                box = await Assembly(self, spec, engine, workspace).make()
+                box = await engine.runtime.assembly(self, spec, engine, workspace).make()
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
                 await _to_the_end(self._clean_up(spec.id, keep_disk=spec.disk is not None))
@@ -154,12 +151,8 @@ class LocalBackend:
         self._boxes[box] = self._living(dict(record), init)
         return self._boxes[box]
 
-    def _living(self, record: dict[str, Any], init: children.Watched) -> ContainerBox:
-        group = self.groups.open(record["id"])
-        if record.get("runtime") != "gvisor":
-            return ContainerBox(record, self.paths, group, init)
-        door = Door(self.paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
-        return GvisorBox(record, self.paths, group, init, door)
+    def _living(self, record: dict[str, Any], init: children.Watched) -> LocalBox:
+        return self._runtimes[record["runtime"]].adopt(record, self.paths, self.groups.open(record["id"]), init)
 
     def disk_used(self, box: str) -> int | None:
         """What its disk takes of the home now: 0 before it is made. An ordinary user's disks are not limited there."""
@@ -194,7 +187,7 @@ class LocalBackend:
         base = record.get("base") if isinstance(record.get("base"), int) and not self.standing.rootless else None
         inits = {other.pid for other in self._boxes.values()}
         await children.reap_orphans(children.in_group(self.groups.path(box), base), others=inits)
-        for engine in ENGINES:
+        for engine in self._engines:
             _remove(self.paths.state(engine, box))
         await group.remove()
         _remove(self.paths.run(box))
@@ -211,7 +204,7 @@ class LocalBackend:
         found: list[tuple[int, str | None]] = (
             [(int(record["pid"]), str(record.get("started")))] if "pid" in record else []
         )
-        for engine in ENGINES:
+        for engine in self._engines:
             with suppress(OSError, ValueError, KeyError, TypeError):
                 state = json.loads((self.paths.state(engine, box) / "state.json").read_bytes())
                 pid = int(state["init_process_pid"])
@@ -239,7 +232,7 @@ class LocalBackend:
             await asyncio.sleep(0.002)
 
     def _verify(self, box: str, keep_disk: bool) -> None:
-        places = [self.paths.run(box), *(self.paths.state(engine, box) for engine in ENGINES)]
+        places = [self.paths.run(box), *(self.paths.state(engine, box) for engine in self._engines)]
         if not keep_disk:
             places.append(self.paths.box(box))
         left = [str(place) for place in places if place.exists()]
@@ -251,7 +244,7 @@ class LocalBackend:
     async def sweep(self, known: set[str]) -> list[str]:
         """Everything with our mark that nobody knows."""
         found = self.groups.names() | self.ids.holders()
-        for directory in [self.paths.runs, self.paths.boxes, *(self.paths.engine / name for name in ENGINES)]:
+        for directory in [self.paths.runs, self.paths.boxes, *(self.paths.engine / name for name in self._engines)]:
             with suppress(FileNotFoundError):
                 found.update(os.listdir(directory))
         strays = sorted(box for box in found - known - self._making - set(self._boxes) if ID.fullmatch(box))
@@ -266,23 +259,29 @@ class LocalBackend:
 
     async def runtimes(self) -> list[RuntimeStatus]:
         """All of them, strongest first."""
-        needs = [RuntimeStatus(name, False, why) for name, why in NEEDS.items()]
-        return [*await asyncio.gather(*(self.probes.status(name) for name in RUNTIMES)), *needs]
+        elsewhere = [RuntimeStatus(name, False, why) for name, why in registry.ELSEWHERE.items()]
+        return [*await asyncio.gather(*(self.probes.status(name) for name in self._runtimes)), *elsewhere]
 
     async def pick(self, runtime: str) -> str:
         """The strongest that works, for `auto`; a named one is never replaced by another."""
-        if runtime in NEEDS:
-            raise Unsupported(NEEDS[runtime], hint=f"use --runtime {' or '.join(RUNTIMES)}")
-        if runtime not in ("auto", "", *RUNTIMES):
-            raise InvalidArgument(f"no runtime is called {runtime[:64]!r}", hint=", ".join(("auto", *RUNTIMES, *NEEDS)))
+        known = self._runtimes
+        if runtime in registry.ELSEWHERE and runtime not in known:
+            raise Unsupported(registry.ELSEWHERE[runtime], hint=f"use --runtime {' or '.join(known)}")
+        if runtime not in ("auto", "", *known):
+            raise InvalidArgument(
+                f"no runtime is called {runtime[:64]!r}", hint=", ".join(("auto", *known, *registry.ELSEWHERE))
+            )
         reasons, fix = [], ""
-        for name in [runtime] if runtime in RUNTIMES else RUNTIMES:
+        for name in [runtime] if runtime in known else known:
             status = await self.probes.status(name)
             if status.works:
                 return name
             reasons.append(f"the {name} runtime does not work here: {status.why}")
             fix = status.fix
         raise Unsupported("; ".join(reasons), hint=fix)
+
+    def capabilities(self, runtime: str) -> Capabilities:
+        return self._runtimes[runtime].capabilities
 
     async def _engine(self, runtime: str) -> Engine:
         return await self.probes.engine(await self.pick(runtime))

@@ -7,19 +7,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import Ended, Limits, Usage
+from atoll.backends.contract import Capabilities, Ended, Limits, Usage
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.paths import Paths
 from atoll.errors import SandboxGone
 
 KILL_TIMEOUT = 30.0
+SOCKET = "agent.sock"  # in the run directory; the agent listens on it
 
 
-class ContainerBox:
+class LocalBox:
     """As runc and crun run it: its init is a process of this kernel."""
 
-    def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched) -> None:
+    def __init__(
+        self, record: dict[str, Any], paths: Paths, group: Group, init: Watched, capabilities: Capabilities
+    ) -> None:
+        self.capabilities = capabilities
         self._record = record
         self._paths = paths
         self._group = group
@@ -90,13 +94,15 @@ class ContainerBox:
     async def update_limits(self, limits: Limits) -> None:
         """Those of the control group change at once; disk and open files are fixed when a sandbox starts."""
         self._alive()
-        self._record["enforced"] = {**self._record["enforced"], **self._apply(limits)}
+        self._record["enforced"] = {**self._record["enforced"], **self.apply(self._group, limits)}
         kept = Limits.from_json(self._record["limits"])
         fixed = {"disk_mb": kept.disk_mb, "files": kept.files, "shm_mb": kept.shm_mb}
         self._record["limits"] = {**limits.to_json(), **fixed}
 
-    def _apply(self, limits: Limits) -> dict[str, bool]:
-        return self._group.apply(limits)
+    @staticmethod
+    def apply(group: Group, limits: Limits) -> dict[str, bool]:
+        """Put limits in force; which of them the host holds."""
+        return group.apply(limits)
 
     def enforced(self) -> dict[str, bool]:
         return dict(self._record["enforced"])
@@ -142,6 +148,6 @@ async def connect(run: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter
     """To the agent's socket. By way of a descriptor: a home with a long name would not fit into a socket address."""
     directory = os.open(run, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/agent.sock")
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{SOCKET}")
     finally:
         os.close(directory)

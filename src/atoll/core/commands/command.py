@@ -218,8 +218,8 @@ class Running:
         if ended.oom:
             return True
         killed = ended.signal == 9 or ended.code == 137
-        if not killed and not (ended.code and self.live.box.record.get("runtime") == "gvisor"):
-            return False  # gVisor's kernel may lose a part of itself, and a program fails as it likes
+        if not killed and not (ended.code and self.live.box.capabilities.oom_shows_as_failure):
+            return False
         if ended.timed_out or ended.cancelled:
             return False
         try:

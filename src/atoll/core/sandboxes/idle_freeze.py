@@ -18,7 +18,6 @@ from atoll.core.sandboxes.state import Live
 
 log = logging.getLogger("atoll.doze")
 
-RUNTIMES = frozenset(["gvisor"])
 LOOK = 10.0  # how often sandboxes are looked at
 LEAVE = 5.0  # so long a daemon that stops waits for an agent's answer
 ASK_AGAIN = 60.0  # a program that ran then may have ended by now
@@ -26,7 +25,7 @@ ASK_AGAIN = 60.0  # a program that ran then may have ended by now
 
 async def rouse(box: Box) -> None:
     """Wake one of whom nobody knows whether it sleeps: a spare, or one that a daemon before us left."""
-    if box.record.get("runtime") in RUNTIMES:
+    if box.capabilities.freezes_idle:
         with suppress(errors.Unsupported):
             await box.thaw()
 
@@ -76,7 +75,7 @@ class Doze:
 
     def _can_sleep(self, live: Live) -> bool:
         awake = live.state == "running" and live.client.before is None
-        return awake and not live.busy and live.box.record.get("runtime") in RUNTIMES
+        return awake and not live.busy and live.box.capabilities.freezes_idle
 
     def _is_due(self, live: Live) -> bool:
         now = time.time()

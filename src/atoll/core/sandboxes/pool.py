@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll import errors
-from atoll.backends.contract import Backend, Box, BoxSpec
+from atoll.backends.contract import Backend, Box, BoxSpec, Capabilities
 from atoll.core.access.principals import new_id
-from atoll.core.sandboxes.idle_freeze import RUNTIMES as DOZING
 from atoll.core.sandboxes.state import connect
 from atoll.guest import GuestClient
 
@@ -71,7 +70,7 @@ class Key:
     no_capabilities: bool
 
     @staticmethod
-    def of(spec: BoxSpec) -> "Key | None":
+    def of(spec: BoxSpec, can: Capabilities) -> "Key | None":
         """The key of a sandbox that may come from the pool; None if it may not."""
         if spec.mounts or spec.workspace is not None or spec.disk is not None:
             return None
@@ -79,7 +78,7 @@ class Key:
         seen = (limits.memory_mb, limits.cpus, limits.shm_mb)
         return Key(
             spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files, seen,
-            0 if spec.runtime == "container" else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
+            0 if "pids" in can.resizes else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
         )  # fmt: skip
 
 
@@ -114,9 +113,12 @@ class Pool:
             self.enabled = True
             self._filler = asyncio.create_task(self._fill())
 
+    def _key(self, spec: BoxSpec) -> Key | None:
+        return Key.of(spec, self._backend.capabilities(spec.runtime))
+
     def claim(self, spec: BoxSpec, env: Mapping[str, str]) -> Box | None:
         """A spare for this, or None. Either way the pool learns that such a sandbox is wanted."""
-        key = Key.of(spec) if self.enabled else None
+        key = self._key(spec) if self.enabled else None
         if key is None:
             return None
         shelf = self._shelves.get(key)
@@ -155,12 +157,12 @@ class Pool:
 
     def ready_for(self, spec: BoxSpec) -> int:
         """Return how many spares would serve this sandbox."""
-        shelf = self._shelves.get(key) if (key := Key.of(spec)) is not None else None
+        shelf = self._shelves.get(key) if (key := self._key(spec)) is not None else None
         return len(shelf.spares) if shelf is not None else 0
 
     def prewarm(self, spec: BoxSpec, env: Mapping[str, str]) -> None:
         """Keep spares of this kind from now on."""
-        key = Key.of(spec)
+        key = self._key(spec)
         if key is not None and key not in self._shelves:
             self._shelves[key] = Shelf(spec, env)
             self._shelves[key].claims.append(time.monotonic())
@@ -243,7 +245,7 @@ class Pool:
                 await self.discard(shelf.spares.popleft()[1])
             if not shelf.spares and wanted == 0:
                 del self._shelves[key]
-            elif key.runtime in DOZING:
+            elif self._backend.capabilities(key.runtime).freezes_idle:
                 await self._lay_down(shelf)
 
     async def _lay_down(self, shelf: Shelf) -> None:

@@ -388,7 +388,7 @@ async def catalog(door: Door, request: r.Nothing) -> r.CatalogList:
     """Exactly what create would accept, each with where it really comes from."""
     isolation = door.settings.isolation
     with suppress(errors.AtollError, OSError):
-        isolation = await door.core.backend.pick(isolation)  # type: ignore[assignment]
+        isolation = await door.core.backend.pick(isolation)
     found = []
     for name in door.settings.allowed():
         custom = door.settings.custom_images.get(name)

@@ -2,12 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from atoll import errors
+from atoll.backends import registry
 
 ENTRY = "iii-sandbox"
 PRESETS = {"python": "python3", "node": "node"}  # and the program that tells which image to take
@@ -53,12 +54,16 @@ class Settings(Struct, frozen=True, kw_only=True):
     default_memory_mb: Annotated[int, Meta(ge=32, le=2**24)] | None = None
     per_image_caps: dict[str, Cap] = field(default_factory=dict)
     custom_images: dict[str, str] = field(default_factory=dict)
-    isolation: Literal["auto", "microvm", "gvisor", "container"] = "auto"
+    isolation: str = "auto"
     legacy_error_prefix: bool = False
     upload_idle_secs: U64 = 5
     max_lifetime_secs: U64 = 0
     disk_mb: U64 | None = None
     host_ports: Annotated[list[Annotated[int, Meta(ge=1, le=65535)]], Meta(max_length=64)] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.isolation not in registry.names():
+            raise ValueError(f"isolation is {registry.in_words()}, not {self.isolation[:64]!r}")
 
     @property
     def exec_slots(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from atoll.backends import registry
 from atoll.surfaces.mcp.hello import AGENTKERNEL, ALL, K8E
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class RunCode(Arguments, kw_only=True):
 class CreateSession(Arguments, kw_only=True):
     session_id: Annotated[str, Meta(max_length=200, description="An id of your own choosing")] = ""
     tenant_id: Annotated[str, Meta(max_length=63, description="Whose session it is")] = ""
-    runtime_class: Annotated[str, Meta(max_length=32, description="auto, container, gvisor or microvm")] = ""
+    runtime_class: Annotated[str, Meta(max_length=32, description=registry.in_words())] = ""
     allowed_hosts: Annotated[
         list[str], Meta(max_length=1000, description="Names it may reach instead of the default")
     ] = []

@@ -6,17 +6,25 @@ group is a backstop; when memory runs out the host would end gVisor's kernel, so
 """
 
 import asyncio
+import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import Limits
-from atoll.backends.local.box import ContainerBox
+from atoll.backends.contract import Capabilities, Limits
+from atoll.backends.local import bundle
+from atoll.backends.local.assembly import Assembly, passable
+from atoll.backends.local.box import LocalBox
+from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
-from atoll.backends.local.runtimes.gvisor_channel import Door
+from atoll.backends.local.runtimes.base import Runtime
+from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
@@ -58,12 +66,20 @@ def find_gofer(keeper: int) -> int | None:
     return None
 
 
-class GvisorBox(ContainerBox):
+class GvisorBox(LocalBox):
     """Held by the pidfd of its keeper, the first process of the pid namespace in which sentry and gofer are."""
 
-    def __init__(self, record: dict[str, Any], paths: Paths, group: Group, init: Watched, door: Door) -> None:
-        self._door = door
-        super().__init__(record, paths, group, init)
+    def __init__(
+        self,
+        record: dict[str, Any],
+        paths: Paths,
+        group: Group,
+        init: Watched,
+        capabilities: Capabilities,
+        door: Door | None = None,
+    ) -> None:
+        self._door = door or Door(paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
+        super().__init__(record, paths, group, init, capabilities)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await self._door.connect()
@@ -82,8 +98,10 @@ class GvisorBox(ContainerBox):
         gofer = self._record.get("gofer")
         return [] if gofer is None else [int(gofer)]
 
-    def _apply(self, limits: Limits) -> dict[str, bool]:
-        return {**self._group.apply(limits, host_tasks(limits.pids), beside_mb(limits)), "pids": True}
+    @staticmethod
+    def apply(group: Group, limits: Limits) -> dict[str, bool]:
+        """gVisor counts processes itself."""
+        return {**group.apply(limits, host_tasks(limits.pids), beside_mb(limits)), "pids": True}
 
     def _disk(self) -> tuple[int | None, int | None]:
         # The sentry sees nothing of the disk by name; the gofer's root is the sandbox's.
@@ -102,3 +120,100 @@ class GvisorBox(ContainerBox):
     def _on_end(self, ended: asyncio.Future[Status]) -> None:
         super()._on_end(ended)
         self._door.close()
+
+
+class GvisorAssembly(Assembly):
+    """runsc is started inside the sandbox's namespaces, as the sandbox's own root: neither its kernel nor its file server ever has
+    a privileged id on the host. The agent dials a socket that the daemon listens on."""
+
+    box = GvisorBox
+    agent_holds_pids = True
+    _door: Door | None = None
+
+    def abandon(self) -> None:
+        if self._door is not None:
+            self._door.close()
+
+    def further(self, group: Group) -> list[tuple[str, Callable[[], int]]]:
+        watched = group.memory_files()
+        self._watches = bool(watched)
+        flags = os.O_PATH | os.O_CLOEXEC
+        dial = partial(os.open, self.run / DIAL_DIRECTORY, flags | os.O_DIRECTORY)
+        files = [partial(os.open, path, flags) for path in watched]
+        return [(DIAL_TARGET, dial), *zip(MEMORY_TARGETS, files, strict=False)]
+
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+        spec = self.spec
+        passable(self.run / DIAL_DIRECTORY)
+        self._door = Door(self.run / DIAL_DIRECTORY, self.secrets["agent_secret"])
+        shared = [(bind["target"], bind["read_only"]) for bind in binds]
+        if not spec.read_only_root:
+            shared.append(("/tmp", False))  # else gVisor puts memory there, beside the disk and its limit
+        self._config = bundle.inside_configuration(
+            root=f"{stage}/root",
+            hostname=spec.hostname,
+            shared=shared,
+            no_capabilities=spec.no_capabilities,
+            read_only_root=spec.read_only_root,
+            shm_mb=spec.limits.shm_mb,
+        )
+
+    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+        limits = self.spec.limits
+        return {
+            "inside": self._config,
+            "argv": self._argv(stage),
+            "seen": {"cpus": math.ceil(limits.cpus), "memory": limits.memory_mb << 20},
+        }
+
+    def _argv(self, stage: str) -> list[str]:
+        platform = self.engine.name.removeprefix("runsc-")
+        # The network namespace is the sandbox's own already. Without a network there is gVisor's own loopback: then its kernel may not
+        # even make a socket of the host, and its filter for that is built in a quarter of the time.
+        network = "host" if self.networked else "none"
+        return [
+            *(self.engine.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
+            # Writes land on the sandbox's limited disk, not in memory.
+            *(f"--network={network}", "--host-uds=open", "--overlay2=none"),
+            *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", self.spec.id),
+        ]
+
+    def handed(self) -> int:
+        """Where the launcher writes who keeps gVisor."""
+        return self.pid_file()
+
+    def mountpoints(self) -> list[str]:
+        return ["tmp"]
+
+    def entered(self, group: Group) -> list[str]:
+        return group.doors()
+
+    def boot(self) -> dict[str, Any]:
+        memory = memory_limit(self.spec.limits) if self._watches else None
+        return {"dial": f"{DIAL_TARGET}/{SOCKET}", "memory": memory}
+
+    def filter(self) -> str | None:
+        """Everything: gVisor has no filter of its own for the programs inside."""
+        return filters.program(self.spec.seccomp, set_id=self.only_reads_the_host).hex()
+
+    def noted(self, init: Watched) -> dict[str, Any]:
+        return {"agent_first": True, "gofer": find_gofer(init.pid)}
+
+    def living(self, record: dict[str, Any], group: Group, init: Watched) -> LocalBox:
+        return GvisorBox(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
+
+
+class Gvisor(Runtime):
+    """`gvisor`: system calls of the sandbox end in a kernel of its own, in user space."""
+
+    name = "gvisor"
+    engines = ("runsc-systrap", "runsc-ptrace")
+    fix = "install the package runsc (gVisor), of 2024 or later"
+    package = "runsc"
+    capabilities = Capabilities(freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
+    assembly = GvisorAssembly
+    box = GvisorBox
+
+    @classmethod
+    def program(cls, engine: str) -> str:
+        return engine.partition("-")[0]

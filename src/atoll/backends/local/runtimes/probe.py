@@ -9,19 +9,18 @@ import logging
 import os
 import secrets
 from base64 import b32encode
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import atoll
 from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
 from atoll.backends.local import binaries
-from atoll.backends.local.box import ContainerBox
+from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes import version_floor as floor
-from atoll.backends.local.runtimes.engines import DIRECT, RUNTIMES, Engine, order_of, program_of
+from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.errors import AtollError
 from atoll.guest import ConnectionLost
 from atoll.guest.client import GuestClient
@@ -30,10 +29,8 @@ from atoll.guest.process import Process
 log = logging.getLogger("atoll.backend")
 
 TIMEOUT = 30.0
-_FIXES = {"container": "install the package runc", "gvisor": "install the package runsc (gVisor), of 2024 or later"}
-_DIRECT_FIX = "leave [backend] container_engine out, and runc is used"
 
-Create = Callable[[BoxSpec, Engine], Awaitable[ContainerBox]]
+Create = Callable[[BoxSpec, Engine], Awaitable[LocalBox]]
 Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
 
@@ -46,34 +43,36 @@ class Probes:
         create: Create,
         destroy: Destroy,
         *,
+        runtimes: Mapping[str, Runtime],
         refuse_old: bool = False,
-        engine: str = "auto",
         rootless: bool = False,
     ) -> None:
-        self._order = {runtime: order_of(runtime, engine, rootless=rootless) for runtime in RUNTIMES}
+        self._runtimes = runtimes
+        self._order = {name: runtime.order(rootless=rootless) for name, runtime in runtimes.items()}
         self._refuse_old = refuse_old
         self._warned: set[str] = set()
         self._paths = paths
         self._create = create
         self._destroy = destroy
-        self._locks = {runtime: asyncio.Lock() for runtime in RUNTIMES}
+        self._locks = {runtime: asyncio.Lock() for runtime in runtimes}
         self._found: dict[str, RuntimeStatus] = {}
 
     async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
+        kind = self._runtimes[runtime]
         async with self._locks[runtime]:
             tried: list[RuntimeStatus] = []
             for name in self._order[runtime]:
-                status = self._judged(await self._status(runtime, name))
+                status = replace(self._judged(kind, await self._status(kind, name)), optional=kind.optional)
                 if status.works:
-                    return _with_reason(status, tried)
+                    return _with_reason(status, [one for one in tried if kind.told_when_refused(one.engine)])
                 tried.append(status)
             why = "; ".join(f"{status.engine}: {status.why}" for status in tried)
             return replace(tried[0], why=why)  # the preferred one is what there is to mend
 
-    def _judged(self, status: RuntimeStatus) -> RuntimeStatus:
+    def _judged(self, runtime: Runtime, status: RuntimeStatus) -> RuntimeStatus:
         """What is known about this version; the operator may have it refused."""
-        found = floor.judge(program_of(status.engine), status.version)
+        found = floor.judge(runtime.program(status.engine), status.version)
         if found is None:
             return status
         if status.engine not in self._warned:
@@ -85,23 +84,29 @@ class Probes:
 
     async def engine(self, runtime: str) -> Engine:
         status = await self.status(runtime)
-        program = _program(status.engine)
+        program = self._runtimes[runtime].find(status.engine)
         if not status.works or program is None:
             raise AtollError(f"no engine works: {status.why}", hint=status.fix)
-        return Engine(status.engine, program)
+        return Engine(self._runtimes[runtime], status.engine, program)
 
-    async def _status(self, runtime: str, name: str) -> RuntimeStatus:
-        program = _program(name)
+    async def _status(self, runtime: Runtime, name: str) -> RuntimeStatus:
+        program = runtime.find(name)
         if program is None:
-            return RuntimeStatus(runtime, False, "not installed", _FIXES[runtime], engine=name)
-        if name not in self._found:
+            return RuntimeStatus(runtime.name, False, "not installed", runtime.fix, engine=name)
+        probe = name if self._owner(name) is runtime else f"{runtime.name}/{name}"
+        if probe not in self._found:
             key = _key(program)
-            self._found[name] = self._remembered(runtime, name, key) or await self._try(Engine(name, program), key)
-        return self._found[name]
+            kept = self._remembered(runtime, name, probe, key)
+            self._found[probe] = kept or await self._try(Engine(runtime, name, program), probe, key)
+        return self._found[probe]
 
-    async def _try(self, engine: Engine, key: str) -> RuntimeStatus:
-        version = atoll.__version__ if engine.direct else await version_of(engine.program)
-        runtime, fix = engine.runtime, _DIRECT_FIX if engine.direct else _FIXES[engine.runtime]
+    def _owner(self, engine: str) -> Runtime:
+        """The first runtime with this engine: its answer is kept under the engine's name alone."""
+        return next(runtime for runtime in self._runtimes.values() if engine in runtime.engines)
+
+    async def _try(self, engine: Engine, probe: str, key: str) -> RuntimeStatus:
+        version, runtime = await engine.runtime.version(engine), engine.runtime.name
+        fix = engine.runtime.fix_of(engine.name)
         try:
             async with asyncio.timeout(TIMEOUT):
                 await self._run_once(engine)
@@ -111,7 +116,7 @@ class Probes:
             status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
         except (AtollError, OSError, ConnectionLost) as error:
             status = RuntimeStatus(runtime, False, str(error), getattr(error, "hint", "") or fix, version, engine.name)
-        self._remember(engine.name, key, status)
+        self._remember(probe, key, status)
         return status
 
     async def _run_once(self, engine: Engine) -> None:
@@ -136,11 +141,11 @@ class Probes:
         finally:
             await asyncio.shield(self._destroy(box.record))
 
-    def _remembered(self, runtime: str, name: str, key: str) -> RuntimeStatus | None:
-        entry = self._read().get(name)
+    def _remembered(self, runtime: Runtime, name: str, probe: str, key: str) -> RuntimeStatus | None:
+        entry = self._read().get(probe)
         if not isinstance(entry, dict) or entry.get("key") != key or not entry.get("works"):
             return None  # a failure is tried again by the next daemon: the cause may be gone
-        return RuntimeStatus(runtime, True, version=str(entry.get("version", "")), engine=name)
+        return RuntimeStatus(runtime.name, True, version=str(entry.get("version", "")), engine=name)
 
     def _remember(self, name: str, key: str, status: RuntimeStatus) -> None:
         entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
@@ -156,14 +161,9 @@ class Probes:
         return {}
 
 
-def _program(engine: str) -> str | None:
-    return str(binaries.launcher()) if engine == DIRECT else binaries.system(program_of(engine))
-
-
-def _with_reason(status: RuntimeStatus, tried: list[RuntimeStatus]) -> RuntimeStatus:
-    """Say why our own engine is not the one, if that was tried."""
-    refused = [f"{status.engine}, because {other.engine}: {other.why}" for other in tried if other.engine == DIRECT]
-    return replace(status, why="; ".join(refused))
+def _with_reason(status: RuntimeStatus, refused: list[RuntimeStatus]) -> RuntimeStatus:
+    """Say why an engine that people may expect is not the one."""
+    return replace(status, why="; ".join(f"{status.engine}, because {other.engine}: {other.why}" for other in refused))
 
 
 def new_id() -> str:
@@ -178,16 +178,3 @@ def _key(program: str) -> str:
         stat = path.stat()
         parts.append(f"{path}:{stat.st_mtime_ns}:{stat.st_size}")
     return " ".join(parts)
-
-
-async def version_of(program: str) -> str:
-    try:
-        async with asyncio.timeout(10):
-            process = await asyncio.create_subprocess_exec(
-                program, "--version", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-            )
-            stdout, _ = await process.communicate()
-    except (TimeoutError, OSError):
-        return ""
-    words = stdout.decode(errors="replace").split()
-    return next((word for word in words if word.removeprefix("release-")[:1].isdigit()), "")

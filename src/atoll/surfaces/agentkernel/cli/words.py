@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 MAX_NAME = 63
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 BACKENDS = {"docker": "container", "podman": "container", "microvm": "microvm", "firecracker": "firecracker"}
-OWN_RUNTIMES = ("auto", "container", "gvisor", "microvm")
 
 
 def called_agentkernel() -> bool:
@@ -57,10 +56,12 @@ def runtime(text: str | None) -> str | None:
     if text is None:
         return os.environ.get("ATOLL_RUNTIME") or None
     name = BACKENDS.get(text, text)
-    if name not in (*OWN_RUNTIMES, "firecracker", "kata"):
+    from atoll.backends import registry
+
+    if name not in (*registry.names(), *registry.ELSEWHERE):
         from atoll.errors import Unsupported
 
-        raise Unsupported(f"the backend {text!r} is not one of atoll's", hint=f"use {', '.join(OWN_RUNTIMES)}")
+        raise Unsupported(f"the backend {text!r} is not one of atoll's", hint=f"use {', '.join(registry.names())}")
     return name
 
 
