@@ -72,25 +72,11 @@ class Core:
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)
         self.manifests = Manifests(self)
-        self._watch(Auditing(self.audit, self.sandboxes))
-
-    def _watch(self, auditing: Auditing) -> None:
-        """The verbs that change something, all of them."""
-        lifecycle = ("destroy", "stop", "start", "pause", "resume", "extend")
-        auditing.watch(self.sandboxes, *lifecycle)
-        auditing.watch(self.sandboxes, "create", on_sandbox=False)
-        auditing.watch(self.commands, "exec", "run", "stream", "background", "stdin", "signal", "kill", of="commands")
-        auditing.watch(self.files, "ask", "write", "tar_in", of="files")
-        auditing.watch(self.hosts, "change", of="hosts")
-        auditing.watch(self.exposures, "expose", "unexpose", of="ports")
-        auditing.watch(self.secrets, "set", "remove", of="secrets", on_sandbox=False)
-        auditing.watch(self.approvals, "request", of="approvals")
-        auditing.watch(self.approvals, "decide", of="approvals", on_sandbox=False)
-        auditing.watch(self.subagents, "create", of="subagents")
-        auditing.watch(self.snapshots, "save", of="snapshots")
-        auditing.watch(
-            self.snapshots, "restore", "delete", "bring_in", "put_manifest", of="snapshots", on_sandbox=False
-        )
+        self.auditing = Auditing(self.audit, self.sandboxes)
+        parts = (self.sandboxes, self.commands, self.files, self.hosts, self.ports, self.exposures, self.secrets,
+                 self.approvals, self.subagents, self.snapshots, self.manifests, self.once)  # fmt: skip
+        for part in parts:
+            part.auditing = self.auditing
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""

@@ -13,6 +13,7 @@ from typing import Any
 from atoll import errors
 from atoll.core.access import terminal_presence as presence
 from atoll.core.access.approved_text import visible
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
 from atoll.core.access.credentials import KeyHolder, may
 from atoll.core.access.keys import Keys
@@ -31,7 +32,7 @@ UNTIL = {"approved": "was approved already", "rejected": "was rejected already",
          "expired": "has expired", "withdrawn": "was withdrawn"}  # fmt: skip
 
 
-class Approvals:
+class Approvals(Part):
     def __init__(self, sandboxes: Sandboxes, store: Store, history: History, keys: Keys) -> None:
         self._sandboxes = sandboxes
         self._store = store
@@ -42,6 +43,7 @@ class Approvals:
 
     # Asking
 
+    @verb("approvals.request")
     async def request(
         self, who: Principal, ref: str, action: str, kind: str = "action", sessions: frozenset[int] | None = None
     ) -> ApprovalInfo:
@@ -72,11 +74,15 @@ class Approvals:
         self._history.record(row["id"], who.owner, "approval", status="pending", approval_id=approval, action=action)
         return self._shown(approval)
 
+    @verb("approvals.wait")
     async def wait(self, who: Principal, approval: str, timeout: float | None = None) -> ApprovalInfo:
         """Block until it is decided; an approved one is used up by this. With a timeout it may still be pending after it.
 
         A caller that goes away takes the request back.
         """
+        return await self._wait(who, approval, timeout)
+
+    async def _wait(self, who: Principal, approval: str, timeout: float | None = None) -> ApprovalInfo:
         row = self._mine(who, approval)
         ends = row["expires_at"] if timeout is None else min(row["expires_at"], time.time() + timeout)
         try:
@@ -100,10 +106,12 @@ class Approvals:
             raise errors.Timeout("nobody decided in time", details={"approval_id": approval})
         return self._shown(approval)
 
+    @verb("approvals.get")
     async def get(self, who: Principal, approval: str) -> ApprovalInfo:
         self._visible(who, approval)
         return self._shown(approval)
 
+    @verb("approvals.pending")
     async def pending(self, who: Principal) -> list[ApprovalInfo]:
         """One's own, and for those who may decide, everybody's."""
         owner = None if may(who, "approve") else who.owner
@@ -112,6 +120,7 @@ class Approvals:
 
     # Deciding
 
+    @verb("approvals.challenge")
     async def challenge(self, who: Principal, approval: str) -> dict[str, Any]:
         """Show the action and a number on the caller's own terminal; `decide` wants the number back."""
         row = self._undecided(self._visible(who, approval))
@@ -123,6 +132,7 @@ class Approvals:
         await asyncio.to_thread(self._challenges.ask, approval, "\r\n    ".join([asks, *shown]), place)
         return {"needed": True}
 
+    @verb("approvals.decide")
     async def decide(
         self, who: Principal, approval: str, approved: bool, reason: str = "", answer: str | None = None
     ) -> ApprovalInfo:
@@ -160,7 +170,7 @@ class Approvals:
         `shown` is all of it in visible lines, `seal` a hash of what is to be done."""
         asked = self._request(who, sandbox, shown, kind, seal=seal)
         try:
-            found = await self.wait(who, asked.id)
+            found = await self._wait(who, asked.id)
         except errors.Timeout:
             raise errors.PermissionDenied(
                 f"this {kind} needs approval, and nobody decided in time", details={"approval_id": asked.id}

@@ -1,121 +1,197 @@
-"""Every verb that changes something is written down: before its effect, and how it ended. This is the one place.
+"""Around every verb of core: may the caller do this, and a record of its beginning and its end.
 
-`Auditing.watch` takes the verbs of one part of core and puts a wrapper around each, so that no door, and no other verb that
-uses it, passes by. What cannot be written down is not done, except endings: those are done, their answer says what could not
-be recorded, and the record follows when there is room.
+`@verb("commands.exec")` on a method names its row of `core/verbs.py`. Every door, and every other verb that uses the
+method, passes through here. A verb that cannot be recorded is refused, except endings: those are done, their answer says
+what could not be recorded, and the record follows when there is room.
 """
 
 import asyncio
+import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from atoll import errors
 from atoll.accounts import AUDIT, owner
 from atoll.core.access.audit import MAX_DETAILS, Audit, Owed
-from atoll.core.access.credentials import KeyHolder
+from atoll.core.access.credentials import KeyHolder, require
 from atoll.core.access.principals import Principal
-from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.reserve import FULL
+from atoll.core.verbs import VERBS, Scope, Verb
 from atoll.model import ALIAS
+
+if TYPE_CHECKING:
+    from atoll.core.sandboxes.verbs import Sandboxes
 
 SOURCE: ContextVar[str] = ContextVar("atoll-source", default="")  # where a call came from, set by the doors
 SHOWN = 500
 DAY, FRAME = 86400, 1024  # bytes of both records of a call, without what its caller chose
-READING = frozenset(("stat", "du"))  # of the file operations that are one question: those that change nothing
-FIELDS = ("name", "image", "runtime", "profile", "command", "argv", "code", "language", "user", "path", "src", "dst",
-          "target", "action", "port", "host", "hosts", "more_hosts", "add", "remove", "full", "force", "lifetime_s", "idle_timeout_s",
-          "require_approval")  # fmt: skip  # of a request: what is written down. Never env, content or secrets
-ENDINGS = frozenset(("destroy", "stop", "pause", "commands.kill", "commands.signal", "ports.unexpose", "secrets.remove",
-                     "snapshots.delete"))  # fmt: skip  # what frees something, or takes a right away
 RENAMED = {"action": "asked", "source": "from"}  # words the record itself has another meaning for
+_NOTHING: tuple[Any, ...] = (None, "", [], False, msgspec.UNSET)
 
-Verb = Callable[..., Any]
+Method = TypeVar("Method", bound=Callable[..., Any])
+Answer = TypeVar("Answer")
+
+
+class Part:
+    """A part of core with verbs. Core sets `auditing` before anything is served; without it no writing verb works."""
+
+    auditing: "Auditing"
+
+
+def authorise(who: Principal, scope: Scope) -> None:
+    """PermissionDenied when a caller may not use a verb or a route of this scope."""
+    if scope == "local":
+        if who.kind != "local":
+            raise errors.PermissionDenied(
+                "only the daemon's own user may do this", hint="run it on the daemon's machine"
+            )
+    elif scope != "own":
+        require(who, scope)
+
+
+def verb(name: str, *, by: str = "") -> Callable[[Method], Method]:
+    """Check and record each call of a method by its row. With `by`, the row's name ends with that argument's value."""
+
+    def around(method: Method) -> Method:
+        names = tuple(inspect.signature(method).parameters)[2:]  # after `self` and the caller
+        if by:
+            wrapped = _one_of_many(method, name, names, names.index(by))
+        elif not (row := VERBS[name]).writes or row.through:
+            wrapped = _checked(method, row)
+        elif inspect.isasyncgenfunction(method):
+            wrapped = _stream(method, row, names)
+        else:
+            wrapped = _call(method, row, names)
+        wrapped = functools.wraps(method)(wrapped)
+        wrapped.verb = name  # type: ignore[attr-defined]  # for the test that finds methods without a row
+        return cast("Method", wrapped)
+
+    return around
+
+
+def _checked(method: Callable[..., Any], row: Verb) -> Callable[..., Any]:
+    def checked(self: Part, who: Principal, *args: Any, **options: Any) -> Any:
+        authorise(who, row.scope)
+        return method(self, who, *args, **options)
+
+    return checked
+
+
+def _call(method: Callable[..., Any], row: Verb, names: tuple[str, ...]) -> Callable[..., Any]:
+    async def audited(self: Part, who: Principal, *args: Any, **options: Any) -> Any:
+        authorise(who, row.scope)
+        auditing = self.auditing
+        entry = auditing.begin(row, who, dict(zip(names, args, strict=False)) | options)
+        try:
+            answer = await method(self, who, *args, **options)
+        except BaseException as error:
+            auditing.end(entry, _failure(error))
+            raise
+        auditing.end(entry, "ok", answer)
+        return answer
+
+    return audited
+
+
+def _one_of_many(method: Callable[..., Any], name: str, names: tuple[str, ...], at: int) -> Callable[..., Any]:
+    rows = {
+        found.name: _call(method, found, names) if found.writes else _checked(method, found) for found in VERBS.values()
+    }
+
+    async def chosen(self: Part, who: Principal, *args: Any, **options: Any) -> Any:
+        which = args[at] if len(args) > at else options[names[at]]
+        found = rows.get(f"{name}.{which}")
+        if found is None:
+            raise errors.InvalidArgument(f"no such operation: {which!r:.40}")
+        return await found(self, who, *args, **options)
+
+    return chosen
+
+
+def _stream(method: Callable[..., Any], row: Verb, names: tuple[str, ...]) -> Callable[..., Any]:
+    async def audited(self: Part, who: Principal, *args: Any, **options: Any) -> AsyncIterator[Any]:
+        authorise(who, row.scope)
+        auditing = self.auditing
+        entry = auditing.begin(row, who, dict(zip(names, args, strict=False)) | options)
+        last: Any = None
+        items = method(self, who, *args, **options)
+        try:
+            async for last in items:
+                yield last
+        except BaseException as error:
+            auditing.end(entry, _failure(error))
+            raise
+        finally:
+            await items.aclose()
+        auditing.end(entry, "ok", last)
+
+    return audited
 
 
 class Auditing:
-    def __init__(self, audit: Audit, sandboxes: Sandboxes) -> None:
+    def __init__(self, audit: Audit, sandboxes: "Sandboxes") -> None:
         self.audit = audit
         self._sandboxes = sandboxes
         self._day = 0  # since 1970: a key's audit bytes are counted for one day
         self._counted: set[str] = set()
 
-    def watch(self, part: Any, *verbs: str, of: str = "", on_sandbox: bool = True) -> None:
-        """Wrap these methods of `part`; their first argument is the principal and, unless said, the next the sandbox."""
-        for name in verbs:
-            verb = getattr(part, name)
-            action = f"{of}.{name}" if of else name
-            names = list(inspect.signature(verb).parameters)
-            wrap = self._stream if inspect.isasyncgenfunction(verb) else self._call
-            setattr(part, name, wrap(verb, action, names, on_sandbox))
+    async def record(self, name: str, who: Principal, work: Awaitable[Answer], **given: Any) -> Answer:
+        """Do the work of a verb that no part of core has a method for, as a method with `@verb(name)` would."""
+        row = VERBS[name]
+        try:
+            authorise(who, row.scope)
+            entry = self.begin(row, who, given)
+        except BaseException:
+            if inspect.iscoroutine(work):
+                work.close()
+            raise
+        try:
+            answer = await work
+        except BaseException as error:
+            self.end(entry, _failure(error))
+            raise
+        self.end(entry, "ok", answer)
+        return answer
 
-    def _call(self, verb: Verb, action: str, names: list[str], on_sandbox: bool) -> Verb:
-        async def audited(who: Principal, *args: Any, **options: Any) -> Any:
-            entry = self._begin(action, names, on_sandbox, who, args, options)
-            if entry is None:
-                return await verb(who, *args, **options)
-            try:
-                answer = await verb(who, *args, **options)
-            except BaseException as error:
-                self._end(entry, _failure(error))
-                raise
-            self._end(entry, "ok", answer)
-            return answer
-
-        return audited
-
-    def _stream(self, verb: Verb, action: str, names: list[str], on_sandbox: bool) -> Verb:
-        async def audited(who: Principal, *args: Any, **options: Any) -> AsyncIterator[Any]:
-            entry = self._begin(action, names, on_sandbox, who, args, options)
-            last: Any = None
-            items = verb(who, *args, **options)
-            try:
-                async for last in items:
-                    yield last
-            except BaseException as error:
-                if entry is not None:
-                    self._end(entry, _failure(error))
-                raise
-            finally:
-                await items.aclose()
-            if entry is not None:
-                self._end(entry, "ok", last)
-
-        return audited
-
-    def _begin(
-        self,
-        action: str,
-        names: list[str],
-        on_sandbox: bool,
-        who: Principal,
-        args: tuple[Any, ...],
-        options: dict[str, Any],
-    ) -> dict[str, Any] | None:
-        given = dict(zip(names[1:], args, strict=False)) | options
-        if action == "files.ask":
-            if given["op"] in READING:
-                return None
-            action = f"files.{given['op']}"
-        sandbox = self._id(who, str(given.get("ref", ""))) if on_sandbox else ""
+    def begin(self, row: Verb, who: Principal, given: dict[str, Any]) -> dict[str, Any]:
+        """Record that a verb begins. Returns what `end` needs."""
+        sandbox = self._id(who, str(given.get("ref", ""))) if row.sandbox else ""
         details: dict[str, Any] = {}
-        for key, value in given.items():
-            if key == "ref":
-                continue
-            if isinstance(value, msgspec.Struct):
-                details.update(_fields(value))
-            elif key in FIELDS or key in ("approval", "approved", "reason", "key", "signal"):
-                details[key] = _shown(value)
-        who_said = {"who": who.owner, "action": action, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
-        record = {**who_said, "result": "begun", **{RENAMED.get(key, key): v for key, v in details.items()}}
-        if action not in ENDINGS:
-            self._charge(who, details)
-        of = self.audit.record_or_owe(**record) if action in ENDINGS else self._write(**record)
-        return {**who_said, "of": of}
+        requests = [value for value in given.values() if isinstance(value, msgspec.Struct)]
+        for field in row.audited:
+            if field in given:
+                value = given[field]
+            else:
+                value = next((found for one in requests if (found := getattr(one, field, None)) is not None), None)
+                if value in _NOTHING:
+                    continue
+            details[RENAMED.get(field, field)] = _shown(value)
+        who_said = {"who": who.owner, "action": row.name, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
+        record = {**who_said, "result": "begun", **details}
+        if row.ending:
+            return {**who_said, "of": self.audit.record_or_owe(**record)}
+        self._charge(who, details)
+        return {**who_said, "of": self._write(**record)}
+
+    def end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
+        """Record how a verb ended."""
+        made = getattr(answer, "id", None)
+        if not entry["sandbox"] and isinstance(made, str):
+            entry = {**entry, "sandbox": made}
+        if isinstance(owed := entry["of"], Owed):
+            if hasattr(answer, "unrecorded"):
+                answer.unrecorded = [*(answer.unrecorded or ()), "audit"]
+            if not owed.seq:
+                owed.record["result"] = result
+                return
+            entry = {**entry, "of": owed.seq}
+        code = getattr(answer, "exit_code", None)
+        self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
 
     def _charge(self, who: Principal, details: dict[str, Any]) -> None:
         """Count what a key has written down today; Exhausted beyond its cap. Nobody can push out the records of others."""
@@ -129,20 +205,6 @@ class Auditing:
         size = FRAME + min(MAX_DETAILS, sum(len(str(value)) for value in details.values()))
         accounts.charge(AUDIT, size, owner(who.owner))
         self._counted.add(who.owner)
-
-    def _end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
-        made = getattr(answer, "id", None)
-        if not entry["sandbox"] and isinstance(made, str):
-            entry = {**entry, "sandbox": made}
-        if isinstance(owed := entry["of"], Owed):
-            if hasattr(answer, "unrecorded"):
-                answer.unrecorded = [*(answer.unrecorded or ()), "audit"]
-            if not owed.seq:
-                owed.record["result"] = result
-                return
-            entry = {**entry, "of": owed.seq}
-        code = getattr(answer, "exit_code", None)
-        self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
 
     def _write(self, **record: Any) -> int:
         try:
@@ -168,15 +230,6 @@ def _unwritable(error: OSError) -> errors.AtollError:
             hint="free space below ATOLL_HOME; destroy and stop work meanwhile",
         )
     return errors.Unavailable(f"the audit log cannot be written: {error.strerror}")
-
-
-def _fields(request: msgspec.Struct) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in FIELDS:
-        value = getattr(request, name, None)
-        if value not in (None, "", [], False):
-            found[name] = _shown(value)
-    return found
 
 
 def _shown(value: Any) -> Any:

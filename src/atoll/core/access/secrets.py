@@ -14,6 +14,7 @@ import secrets as random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
@@ -112,18 +113,21 @@ class Secrets:
         fresh.replace(self._file)
 
 
-class Vault:
+class Vault(Part):
     """The verbs: each caller sees and uses its own secrets only, and a value goes in but never comes out again."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
 
+    @verb("secrets.set")
     async def set(self, who: "Principal", name: str, key: str, value: str) -> None:
         await asyncio.to_thread(self._secrets.set, who.owner, name, key, value)
 
+    @verb("secrets.list")
     async def list(self, who: "Principal") -> dict[str, Names]:
         return await asyncio.to_thread(self._secrets.list, who.owner)
 
+    @verb("secrets.remove")
     async def remove(self, who: "Principal", name: str, key: str = "") -> None:
         await asyncio.to_thread(self._secrets.remove, who.owner, name, key)
 

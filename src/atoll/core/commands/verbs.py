@@ -15,6 +15,7 @@ import msgspec
 from atoll import accounts, errors
 from atoll.accounts import OUTPUT
 from atoll.core.access.approval_rules import Gate
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal, new_command_id
 from atoll.core.access.secrets import Vault
 from atoll.core.commands import languages
@@ -34,7 +35,7 @@ Spec = ExecSpec | RunSpec
 Processes = list[dict[str, Any]]
 
 
-class Commands:
+class Commands(Part):
     """Every command of every sandbox."""
 
     def __init__(
@@ -57,6 +58,7 @@ class Commands:
 
     # Starting
 
+    @verb("commands.exec")
     async def exec(self, who: Principal, ref: str, spec: Spec) -> ExecResult:
         """Run it and wait. A caller that is cancelled while waiting kills it."""
         live = await self._sandboxes.wake(who, ref)
@@ -70,8 +72,7 @@ class Commands:
                 pass
         return running.result()
 
-    run = exec
-
+    @verb("commands.stream")
     async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | ExecResult]:
         """Run it and pass on its output as it comes. A slow reader slows the command and nothing else."""
         live = await self._sandboxes.wake(who, ref)
@@ -96,6 +97,7 @@ class Commands:
                 await output.aclose()  # type: ignore[attr-defined]  # it is a generator
         yield running.result()
 
+    @verb("commands.background")
     async def background(self, who: Principal, ref: str, spec: Spec) -> CommandInfo:
         """Start it and let it run without a client."""
         live = await self._sandboxes.wake(who, ref)
@@ -118,6 +120,7 @@ class Commands:
 
     # Coming back
 
+    @verb("commands.list")
     async def list(self, who: Principal, ref: str) -> list[CommandInfo]:
         row = self._sandboxes.known(who, ref)
         live = self._sandboxes.live.get((who.owner, row["id"]))
@@ -127,6 +130,7 @@ class Commands:
             for command in self._store.commands(row["id"])
         ]
 
+    @verb("commands.poll")
     async def poll(
         self, who: Principal, ref: str, command: str, stdout_from: int = 0, stderr_from: int = 0
     ) -> CommandInfo:
@@ -142,6 +146,7 @@ class Commands:
         finally:
             _close(output)
 
+    @verb("commands.attach")
     async def attach(
         self, who: Principal, ref: str, command: str, stdout: int = 0, stderr: int = 0
     ) -> AsyncIterator[Started | Chunk | ExecResult]:
@@ -170,6 +175,7 @@ class Commands:
 
     # Acting on it
 
+    @verb("commands.stdin")
     async def stdin(self, who: Principal, ref: str, command: str, data: AsyncIterator[bytes] | bytes, eof: bool) -> int:
         """Feed a command that was started with `stdin_stream` or a terminal; the bytes that were taken."""
         running = self._alive(who, ref, command)
@@ -191,11 +197,13 @@ class Commands:
             process.close_stdin()
         return written
 
+    @verb("commands.signal")
     async def signal(self, who: Principal, ref: str, command: str, signal: int, group: str = "tree") -> None:
         running = self._alive(who, ref, command)
         with running.live.use() as client:
             await client.request("signal", id=command, signal=signal, group=group)
 
+    @verb("commands.kill")
     async def kill(self, who: Principal, ref: str, command: str) -> CommandInfo:
         """End it with everything it started; for one that has ended already, just how it ended."""
         _, running, row = self._find(who, ref, command)
@@ -213,6 +221,7 @@ class Commands:
             pass
         return running.info(most=0)
 
+    @verb("commands.resize")
     async def resize(self, who: Principal, ref: str, command: str, rows: int, cols: int) -> None:
         running = self._alive(who, ref, command)
         if not running.spec.get("pty"):
@@ -220,6 +229,7 @@ class Commands:
         with running.live.use() as client:
             await client.request("resize", id=command, rows=rows, cols=cols)
 
+    @verb("commands.foreground")
     async def foreground(self, who: Principal, ref: str, command: str) -> int:
         """The process group in front on its terminal; -1 when unknown."""
         running = self._alive(who, ref, command)
@@ -227,6 +237,7 @@ class Commands:
             pgid = (await client.request("foreground", id=command)).get("pgid")
         return pgid if isinstance(pgid, int) else -1
 
+    @verb("commands.processes")
     async def processes(self, who: Principal, ref: str) -> Processes:
         live = await self._sandboxes.wake(who, ref)
         with live.use() as client:

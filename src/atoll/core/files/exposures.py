@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll import errors
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -50,7 +51,7 @@ class Door(Protocol):
     def cut(self, target: Target) -> None: ...  # end the connections that lead there
 
 
-class Exposures:
+class Exposures(Part):
     """All exposed ports of this daemon."""
 
     def __init__(self, sandboxes: Sandboxes, store: Store, history: History) -> None:
@@ -70,6 +71,7 @@ class Exposures:
         if self._targets:
             await door.open()
 
+    @verb("ports.expose")
     async def expose(self, who: Principal, ref: str, port: int, host: str = "127.0.0.1") -> Exposure:
         """A URL for a port inside, whether or not something listens there yet. Again for the same port: the same URL."""
         if not 1 <= port <= 65535:
@@ -92,6 +94,7 @@ class Exposures:
         live.touch()
         return self._shown(door, live.id, port, found)
 
+    @verb("ports.unexpose")
     async def unexpose(self, who: Principal, ref: str, port: int) -> bool:
         """Close it and what is open through it; false when it was not exposed."""
         row = self._sandboxes.known(who, ref)
@@ -113,6 +116,7 @@ class Exposures:
         self._history.record(sandbox, who.owner, "unexposed", port=port, by=who.owner)
         return True
 
+    @verb("ports.list")
     async def list(self, who: Principal, ref: str) -> "list_of[Exposure]":
         row = self._sandboxes.known(who, ref)
         kept = _kept(row)

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from atoll import errors
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import ConnectionLost, wire
@@ -37,12 +38,13 @@ class Tunnel:
             return
 
 
-class Ports:
+class Ports(Part):
     """Forwarding to ports inside."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
+    @verb("ports.connect")
     @asynccontextmanager
     async def connect(self, who: Principal, ref: str, port: int, host: str = "127.0.0.1") -> AsyncIterator[Tunnel]:
         """A connection to a port inside; FailedPrecondition when nothing listens there."""

@@ -15,6 +15,7 @@ import msgspec
 
 from atoll import accounts, errors
 from atoll.core.access.approval_rules import Gate
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.state import Live
@@ -34,7 +35,7 @@ NUMBERS = ("size", "mode", "uid", "gid", "mtime", "ino", "nlink", "line", "offse
 Entry = dict[str, Any]
 
 
-class Files:
+class Files(Part):
     """The file operations, each as the guest protocol has it."""
 
     def __init__(self, sandboxes: Sandboxes, history: History, gate: Gate) -> None:
@@ -42,6 +43,7 @@ class Files:
         self._history = history
         self._gate = gate
 
+    @verb("files", by="op")
     async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
         """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
         fields = _fields(request, needs_path=op != "sed")
@@ -54,9 +56,11 @@ class Files:
             answer = {**answer, "results": [*earlier, *answer["results"]]}
         return clean(answer)
 
+    @verb("files.list")
     async def list(self, who: Principal, ref: str, request: Request) -> Entry:
         return await self._gather(who, ref, "list", request, "entries")
 
+    @verb("files.grep")
     async def grep(self, who: Principal, ref: str, request: Request) -> Entry:
         return await self._gather(who, ref, "grep", request, "matches")
 
@@ -102,6 +106,7 @@ class Files:
                 stream.cancel()
         return {**clean(stream.result), key: found}
 
+    @verb("files.read")
     @asynccontextmanager
     async def read(
         self,
@@ -125,6 +130,7 @@ class Files:
                 self._record(live, "file_read", path)
                 yield clean(stat) if isinstance(stat, dict) else {}, download
 
+    @verb("files.tar_out")
     @asynccontextmanager
     async def tar_out(
         self, who: Principal, ref: str, path: str, gzip: bool = False, user: str | None = None
@@ -135,12 +141,14 @@ class Files:
             async with await client.download("tar_out", path=checked, gzip=gzip or None, user=user) as download:
                 yield download
 
+    @verb("files.write")
     async def write(
         self, who: Principal, ref: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
     ) -> Entry:
         """Replace, append or patch a file. A source that breaks off leaves the old file whole."""
         return await self._upload(who, ref, "write", path, source, **options)
 
+    @verb("files.tar_in")
     async def tar_in(
         self, who: Principal, ref: str, path: str, source: AsyncIterator[Bytes] | Bytes, **options: Any
     ) -> Entry:
@@ -166,6 +174,7 @@ class Files:
         if live.spec.require_approval:
             await self._gate.change(who, live, op, fields)
 
+    @verb("files.watch")
     async def watch(
         self, who: Principal, ref: str, path: str, recursive: bool, user: str | None = None
     ) -> AsyncIterator[Entry]:

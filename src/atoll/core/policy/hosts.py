@@ -6,6 +6,7 @@ from typing import Any
 
 from atoll import errors
 from atoll.core.access import quotas
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.policy.network import Network
@@ -18,7 +19,7 @@ from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
 REPEAT = 1.0
 
 
-class Hosts:
+class Hosts(Part):
     """The allow lists of all sandboxes."""
 
     def __init__(self, sandboxes: Sandboxes, store: Store, history: History, network: Network) -> None:
@@ -29,6 +30,7 @@ class Hosts:
         network.on_blocked = self._blocked
         network.on_traffic = self._traffic
 
+    @verb("hosts.get")
     async def get(self, who: Principal, ref: str) -> HostsInfo:
         """The list in force, and what went where."""
         row = self._sandboxes.known(who, ref)
@@ -49,6 +51,7 @@ class Hosts:
         """Replace the list; None is the default one, an empty list is no host."""
         return (await self.change(who, ref, ChangeHosts(hosts=hosts))).hosts
 
+    @verb("hosts.change")
     async def change(self, who: Principal, ref: str, change: ChangeHosts) -> HostsInfo:
         """Replace the list, add to it or take away from it. When this returns, what was closed is cut."""
         quotas.check_hosts(who, [*(change.hosts or ()), *change.add])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from atoll import errors
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import Principal
 from atoll.core.policy.profiles import OPEN, Ceiling
@@ -36,13 +37,14 @@ BEHIND = 4  # so many sandboxes may still be going when a caller is told that hi
 Item = Started | Chunk | ExecResult | dict[str, Any]
 
 
-class Once:
+class Once(Part):
     """Runs that bring their own sandbox."""
 
     def __init__(self, core: "Core") -> None:
         self._core = core
         self._ends: set[asyncio.Task[SandboxInfo]] = set()
 
+    @verb("run")
     async def stream(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> AsyncIterator[Item]:
         """What happens, as it happens: how far its image is (`{"progress": ...}`), the sandbox (`{"sandbox": ...}`), the
         command's start, its output, its result."""
@@ -85,6 +87,7 @@ class Once:
         assert result is not None
         yield result
 
+    @verb("run")
     async def run(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> ExecResult:
         """The same for callers that want only the end of it."""
         found: ExecResult | None = None

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from atoll import errors, labels
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.policy.hosts import not_among
 from atoll.core.sandboxes.state import Live
@@ -19,10 +20,11 @@ from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, SubAgent, conver
 AT_MOST = 32
 
 
-class SubAgents:
+class SubAgents(Part):
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
+    @verb("subagents.create")
     async def create(self, who: Principal, ref: str, request: SubAgent | None = None) -> SandboxInfo:
         """A sub-agent of a running sandbox. Its parent can neither stop nor end in the middle of this."""
         parent = self._sandboxes.reach(who, ref)

@@ -21,6 +21,7 @@ from atoll.backends.contract import Backend
 from atoll.config import Config
 from atoll.core.access import quotas
 from atoll.core.access.approval_rules import check as check_rules
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.access.secrets import Vault
 from atoll.core.commands.history import History
@@ -41,7 +42,7 @@ STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "sto
 NEVER_MS = 10 * 365 * 86400 * 1000
 
 
-class Sandboxes(Lifecycle):
+class Sandboxes(Part, Lifecycle):
     """Every sandbox of this daemon."""
 
     def __init__(
@@ -67,6 +68,7 @@ class Sandboxes(Lifecycle):
 
     # The verbs
 
+    @verb("create")
     async def create(self, who: Principal, spec: CreateSandbox, *, parent: str | None = None) -> SandboxInfo:
         """A new sandbox, running and reachable. A caller that goes away meanwhile gets nothing left behind.
 
@@ -97,9 +99,11 @@ class Sandboxes(Lifecycle):
                 task.cancel()
                 await asyncio.wait([task])
 
+    @verb("get")
     async def get(self, who: Principal, ref: str) -> SandboxInfo:
         return self._info(self.known(who, ref))
 
+    @verb("list")
     async def list(self, who: Principal, *, state: str = "active", name: str | None = None) -> list[SandboxInfo]:
         states = STATES.get(state)
         if states is None:
@@ -108,6 +112,7 @@ class Sandboxes(Lifecycle):
             raise errors.InvalidArgument(f"{name!r:.80} is no name of a sandbox")
         return [self._info(row) for row in self.store.list_sandboxes(who.owner, states, name)]
 
+    @verb("destroy")
     async def destroy(self, who: Principal, ref: str, reason: str = "destroyed") -> SandboxInfo:
         """End it for good; again for one that has ended is no error."""
         row = self.known(who, ref)
@@ -115,6 +120,7 @@ class Sandboxes(Lifecycle):
             await self.tasks.whole(self.end(row["id"], reason, "", who.owner))
         return self._info(self._row_after(row))
 
+    @verb("stop")
     async def stop(self, who: Principal, ref: str) -> SandboxInfo:
         """End its processes and keep its disk."""
         row = self.known(who, ref)
@@ -122,6 +128,7 @@ class Sandboxes(Lifecycle):
             await self.tasks.whole(self.rest(self._living(row), "stopped", "", who.owner))
         return self._info(self._row_after(row))
 
+    @verb("start")
     async def start(self, who: Principal, ref: str) -> SandboxInfo:
         """Start a stopped one again, on its old disk."""
         row = self.known(who, ref)
@@ -131,6 +138,7 @@ class Sandboxes(Lifecycle):
             raise rows.unsuited(row)
         return await self.tasks.whole(self._start(who, row))
 
+    @verb("pause")
     async def pause(self, who: Principal, ref: str) -> SandboxInfo:
         """Freeze everything in it; memory stays."""
         live = self._living(self.known(who, ref))
@@ -146,6 +154,7 @@ class Sandboxes(Lifecycle):
                 self.history.record(live.id, live.owner, "paused", by=who.owner)
         return await self.get(who, live.id)
 
+    @verb("resume")
     async def resume(self, who: Principal, ref: str) -> SandboxInfo:
         live = self._living(self.known(who, ref))
         async with live.changing:
@@ -157,6 +166,7 @@ class Sandboxes(Lifecycle):
                 self.history.record(live.id, live.owner, "resumed", by=who.owner)
         return await self.get(who, live.id)
 
+    @verb("extend")
     async def extend(self, who: Principal, ref: str, change: Extend) -> SandboxInfo:
         """A new end, counted from now, or none; a new idle limit, or none."""
         row = self.known(who, ref)
@@ -227,6 +237,7 @@ class Sandboxes(Lifecycle):
             await asyncio.shield(starting)
         return self.reach(who, row["id"])
 
+    @verb("usage")
     async def usage(self, who: Principal, ref: str) -> dict[str, Any]:
         """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
         with self.reach(who, ref).use() as client:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from atoll import errors
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.model import CreateFromManifest, ExecSpec, SandboxInfo
 from atoll.model.files import MakeDirectory
@@ -38,10 +39,11 @@ class Step(NamedTuple):
     ref: str = "main"
 
 
-class Manifests:
+class Manifests(Part):
     def __init__(self, core: "Core") -> None:
         self._core = core
 
+    @verb("manifests.create")
     async def create(self, who: Principal, request: CreateFromManifest) -> AsyncIterator[Item]:
         """Tells each entry as it is begun, and at last the sandbox."""
         steps = await self._core.workers.run(who.owner, parse, request.manifest) if request.manifest else []

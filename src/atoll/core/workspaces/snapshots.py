@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from atoll import errors, labels
+from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal, local
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -43,7 +44,7 @@ REMOVED_AT_ONCE = 64
 KINDS = {"f": "file", "d": "directory", "l": "symlink", "h": "file", "w": "deleted"}
 
 
-class Snapshots:
+class Snapshots(Part):
     """Every snapshot, each seen by its owner alone."""
 
     def __init__(self, sandboxes: Sandboxes, history: History, home: Path, workers: Workers) -> None:
@@ -63,6 +64,7 @@ class Snapshots:
 
     # The verbs
 
+    @verb("snapshots.save")
     async def save(self, who: Principal, ref: str, request: SaveSnapshot) -> SnapshotInfo:
         """Keep the files of a running or stopped sandbox under a name."""
         name = check_name(request.name)
@@ -82,16 +84,20 @@ class Snapshots:
         self._history.record(row["id"], who.owner, "snapshot", name=name, bytes=head["size_bytes"], by=who.owner)
         return _info(head)
 
+    @verb("snapshots.list")
     async def list(self, who: Principal) -> list[SnapshotInfo]:
         heads = await self._workers.run(who.owner, lambda: list(self._shelf.heads(who.owner)))
         return [_info(head) for head in sorted(heads, key=lambda head: float(head["created_at"]))]
 
+    @verb("snapshots.names")
     async def names(self, who: Principal) -> Texts:
         return [info.name for info in await self.list(who)]
 
+    @verb("snapshots.inspect")
     async def inspect(self, who: Principal, name: str) -> SnapshotDetails:
         return await self._workers.run(who.owner, self._inspect, who.owner, check_name(name))
 
+    @verb("snapshots.restore")
     async def restore(self, who: Principal, name: str, spec: CreateSandbox | None = None) -> SandboxInfo:
         """A new sandbox with these files. Everything is verified; what cannot be is an error and leaves no sandbox."""
         head, entries = await self._workers.run(who.owner, self._shelf.entries, who.owner, check_name(name))
@@ -117,6 +123,7 @@ class Snapshots:
         self._history.record(info.id, who.owner, "restored", name=name, by=who.owner)
         return await self._sandboxes.get(who, info.id)
 
+    @verb("snapshots.delete")
     async def delete(self, who: Principal, name: str) -> int:
         """Gone at once; content that no other snapshot has goes with it. The bytes that freed."""
         check_name(name)
@@ -131,6 +138,7 @@ class Snapshots:
 
     # K8E's registry: names and the digests of their content
 
+    @verb("snapshots.get_manifest")
     async def get_manifest(self, who: Principal, name: str) -> Texts:
         """Return the digests that were published under this name, else those of a saved snapshot."""
         published = await self._workers.run(who.owner, self._manifests.get, who.owner, check_name(name))
@@ -139,10 +147,12 @@ class Snapshots:
         _, entries = await self._workers.run(who.owner, self._shelf.entries, who.owner, name)
         return list(dict.fromkeys(digest for entry in entries for digest in entry.chunks))
 
+    @verb("snapshots.put_manifest")
     async def put_manifest(self, who: Principal, name: str, layers: Texts) -> None:
         """Publish the digests of a snapshot that its owner keeps elsewhere. They give no content."""
         await self._workers.run(who.owner, self._manifests.put, who.owner, check_name(name), layers)
 
+    @verb("snapshots.manifest_names")
     async def manifest_names(self, who: Principal) -> Texts:
         """Return the names of saved snapshots and of published manifests."""
         published = await self._workers.run(who.owner, self._manifests.names, who.owner)
@@ -150,6 +160,7 @@ class Snapshots:
 
     # One file to carry away and bring back
 
+    @verb("snapshots.export")
     @asynccontextmanager
     async def export(self, who: Principal, name: str) -> AsyncIterator[Path]:
         """The snapshot as an archive; the file is gone afterwards."""
@@ -158,6 +169,7 @@ class Snapshots:
             await self._workers.run(who.owner, archive.export, self._chunks(who.owner), head, entries, scratch)
             yield scratch
 
+    @verb("snapshots.bring_in")
     async def bring_in(self, who: Principal, name: str, data: AsyncIterator[bytes], force: bool) -> SnapshotInfo:
         """A snapshot from an archive made by `export`, or by somebody who wants us harm."""
         check_name(name)

@@ -1,15 +1,18 @@
 """REST routes for files. Imported for its entries in the table of `rest`."""
 
+from typing import Any
+
 import msgspec
 
-from atoll import errors, model
+from atoll import errors
+from atoll.core.verbs import VERBS
 from atoll.model.fields import USER
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, mode, whole
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
 
-@route("GET", f"{SANDBOX}/files", "A file's bytes", query=("path", "offset", "limit", "user"), scope="use")
+@route("GET", f"{SANDBOX}/files", "A file's bytes", verb="files.read", query=("path", "offset", "limit", "user"))
 async def read(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "offset", "limit", "user")
     offset, limit = whole(query, "offset"), whole(query, "limit")
@@ -33,8 +36,8 @@ async def read(rest: Rest, exchange: Exchange) -> None:
     "PUT",
     f"{SANDBOX}/files",
     "Write a file from the raw body",
+    verb="files.write",
     query=("path", "mode", "append", "offset", "parents", "create", "user"),
-    scope="use",
 )
 async def write(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "mode", "append", "offset", "parents", "create", "user")
@@ -59,8 +62,10 @@ async def write(rest: Rest, exchange: Exchange) -> None:
 LISTED = {"list": "entries", "grep": "matches"}
 
 
-def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
-    @route("POST", f"{SANDBOX}/files/{verb}", does, kind, scope="use")
+def _file_operation(verb: str, does: str) -> None:
+    kind: Any = VERBS[f"files.{verb}"].request
+
+    @route("POST", f"{SANDBOX}/files/{verb}", does, verb=f"files.{verb}")
     async def operate(rest: Rest, exchange: Exchange) -> None:
         request = await exchange.json(kind)
         files = rest.core.files
@@ -73,20 +78,20 @@ def _file_operation(verb: str, kind: type[model.Request], does: str) -> None:
         await exchange.answer_list(await exchange.while_connected(work), LISTED.get(verb, ""))
 
 
-_file_operation("list", model.ListFiles, "List a directory")
-_file_operation("stat", model.StatFile, "What is known of a path")
-_file_operation("mkdir", model.MakeDirectory, "Make a directory")
-_file_operation("remove", model.RemoveFile, "Remove a file or a tree")
-_file_operation("move", model.MoveFile, "Move or rename")
-_file_operation("copy", model.CopyFile, "Copy a file or a tree")
-_file_operation("chmod", model.ChangeMode, "Change mode or owner")
-_file_operation("symlink", model.MakeLink, "Make a symbolic link")
-_file_operation("grep", model.Grep, "Search file contents")
-_file_operation("sed", model.Sed, "Replace in files")
-_file_operation("du", model.PathOnly, "Disk use of a tree")
+_file_operation("list", "List a directory")
+_file_operation("stat", "What is known of a path")
+_file_operation("mkdir", "Make a directory")
+_file_operation("remove", "Remove a file or a tree")
+_file_operation("move", "Move or rename")
+_file_operation("copy", "Copy a file or a tree")
+_file_operation("chmod", "Change mode or owner")
+_file_operation("symlink", "Make a symbolic link")
+_file_operation("grep", "Search file contents")
+_file_operation("sed", "Replace in files")
+_file_operation("du", "Disk use of a tree")
 
 
-@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", query=("path", "gzip", "user"), scope="use")
+@route("GET", f"{SANDBOX}/tar", "A tree as a tar stream", verb="files.tar_out", query=("path", "gzip", "user"))
 async def tar_out(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "gzip", "user")
 
@@ -105,7 +110,7 @@ async def tar_out(rest: Rest, exchange: Exchange) -> None:
     await exchange.while_connected(work())
 
 
-@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", query=("path", "user"), scope="use")
+@route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", verb="files.tar_in", query=("path", "user"))
 async def tar_in(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "user")
     answer = await rest.core.files.tar_in(
@@ -118,8 +123,8 @@ async def tar_in(rest: Rest, exchange: Exchange) -> None:
     "GET",
     f"{SANDBOX}/watch",
     "Changes below a path as a frame stream",
+    verb="files.watch",
     query=("path", "recursive", "user"),
-    scope="use",
 )
 async def watch(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "recursive", "user")

@@ -10,7 +10,7 @@ from atoll.server.request import Exchange
 from atoll.surfaces.rest.routes import Rest, route
 
 
-@route("POST", "/v1/run", "A command in a sandbox of its own", model.RunOnce, model.ExecResult, scope="use")
+@route("POST", "/v1/run", "A command in a sandbox of its own", verb="run")
 async def run_once(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.RunOnce)
     if frames.wanted(exchange):

@@ -9,39 +9,30 @@ from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 BLOCKED = "blocked"
 
 
-@route("GET", f"{SANDBOX}/hosts", "The hosts it may reach, and what it used", answer=model.HostsInfo, scope="use")
+@route("GET", f"{SANDBOX}/hosts", "The hosts it may reach, and what it used", verb="hosts.get")
 async def hosts(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.hosts.get(exchange.who, exchange.ref))
 
 
-@route(
-    "POST",
-    f"{SANDBOX}/hosts",
-    "Change the hosts it may reach, at once",
-    model.ChangeHosts,
-    model.HostsInfo,
-    scope="use",
-)
+@route("POST", f"{SANDBOX}/hosts", "Change the hosts it may reach, at once", verb="hosts.change")
 async def change_hosts(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.ChangeHosts)
     await exchange.answer(await rest.core.hosts.change(exchange.who, exchange.ref, request))
 
 
-@route("GET", f"{SANDBOX}/exposures", "Ports of it that have a URL", scope="use")
+@route("GET", f"{SANDBOX}/exposures", "Ports of it that have a URL", verb="ports.list")
 async def exposures(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"exposures": await rest.core.exposures.list(exchange.who, exchange.ref)})
 
 
-@route(
-    "POST", f"{SANDBOX}/exposures", "Give a port inside a URL", model.Expose, model.Exposure, status=201, scope="use"
-)
+@route("POST", f"{SANDBOX}/exposures", "Give a port inside a URL", verb="ports.expose", status=201)
 async def expose(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Expose)
     found = await rest.core.exposures.expose(exchange.who, exchange.ref, request.port, request.host)
     await exchange.answer(found, 201)
 
 
-@route("DELETE", f"{SANDBOX}/exposures/{{port}}", "Take the URL of a port away", scope="use")
+@route("DELETE", f"{SANDBOX}/exposures/{{port}}", "Take the URL of a port away", verb="ports.unexpose")
 async def unexpose(rest: Rest, exchange: Exchange) -> None:
     text = exchange.parts[4]
     if not (text.isascii() and text.isdigit() and len(text) <= 5):

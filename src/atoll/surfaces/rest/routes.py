@@ -4,12 +4,12 @@ A module of routes enters its own when it is imported; `app` imports them all, a
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from atoll.core import Core
-from atoll.core.access.credentials import require
+from atoll.core.access.audited_verbs import authorise
 from atoll.core.access.principals import Principal
-from atoll.errors import PermissionDenied
+from atoll.core.verbs import VERBS, Scope
 from atoll.server.request import Exchange
 
 
@@ -32,13 +32,11 @@ class Rest(NamedTuple):
 
 
 Handler = Callable[[Rest, Exchange], Awaitable[None]]
-Scope = Literal[
-    "use", "admin", "local", "own"
-]  # a key's scope; `local`: the daemon's own user; `own`: the verb decides
 
 
 class Route(NamedTuple):
-    """`kind` is the request's struct, `answer` the answer's; `query` names the parameters."""
+    """`kind` is the request's struct, `answer` the answer's; `query` names the parameters; `verb` is the row of core's table
+    that the first three come from."""
 
     handler: Handler
     does: str
@@ -47,14 +45,11 @@ class Route(NamedTuple):
     answer: Any = None
     query: tuple[str, ...] = ()
     status: int = 200
+    verb: str = ""
 
     def authorise(self, who: Principal) -> None:
         """Refuse a caller that may not use this route."""
-        if self.scope == "local":
-            if who.kind != "local":
-                raise PermissionDenied("only the daemon's own user may do this", hint="run it on the daemon's machine")
-        elif self.scope != "own":
-            require(who, self.scope)
+        authorise(who, self.scope)
 
 
 ROUTES: dict[tuple[str, str], Route] = {}
@@ -71,13 +66,21 @@ def route(
     query: tuple[str, ...] = (),
     status: int = 200,
     *,
-    scope: Scope,
+    verb: str = "",
+    scope: Scope | None = None,
 ) -> Callable[[Handler], Handler]:
-    """Enter a handler into the table. Every route says who may use it."""
+    """Enter a handler into the table. A route names its verb, whose row says who may use it, or has a scope of its own."""
+    if verb:
+        row = VERBS[verb]
+        kind, answer, needed = kind or row.request, answer or row.answer, row.scope
+    elif scope is not None:
+        needed = scope
+    else:
+        raise TypeError(f"{method} {path} names no verb and no scope")
 
     def add(handler: Handler) -> Handler:
         pattern = "/".join("*" if part.startswith("{") else part for part in path[1:].split("/"))
-        ROUTES[method, pattern] = Route(handler, does, scope, kind, answer, query, status)
+        ROUTES[method, pattern] = Route(handler, does, needed, kind, answer, query, status, verb)
         PATHS[method, pattern] = path
         return handler
 

@@ -7,7 +7,7 @@ from atoll.server.request import Exchange
 from atoll.surfaces.rest.routes import SANDBOX, Rest, route
 
 
-@route("POST", "/v1/sandboxes", "Create a sandbox", model.CreateSandbox, model.SandboxInfo, status=201, scope="use")
+@route("POST", "/v1/sandboxes", "Create a sandbox", verb="create", status=201)
 async def create(rest: Rest, exchange: Exchange) -> None:
     spec = await exchange.json(model.CreateSandbox)
     if frames.wanted(exchange):
@@ -17,30 +17,30 @@ async def create(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(info, 201)
 
 
-@route("GET", "/v1/sandboxes", "List sandboxes", query=("state", "name"), scope="use")
+@route("GET", "/v1/sandboxes", "List sandboxes", verb="list", query=("state", "name"))
 async def list_sandboxes(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("state", "name")
     found = await rest.core.sandboxes.list(exchange.who, state=query.get("state", "active"), name=query.get("name"))
     await exchange.answer({"sandboxes": found})
 
 
-@route("GET", SANDBOX, "One sandbox", answer=model.SandboxInfo, scope="use")
+@route("GET", SANDBOX, "One sandbox", verb="get")
 async def get(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.sandboxes.get(exchange.who, exchange.ref))
 
 
-@route("GET", f"{SANDBOX}/usage", "What it uses, as its agent counts", scope="use")
+@route("GET", f"{SANDBOX}/usage", "What it uses, as its agent counts", verb="usage")
 async def usage(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(clean(await rest.core.sandboxes.usage(exchange.who, exchange.ref)))
 
 
-@route("DELETE", SANDBOX, "Destroy a sandbox", answer=model.SandboxInfo, scope="use")
+@route("DELETE", SANDBOX, "Destroy a sandbox", verb="destroy")
 async def destroy(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.sandboxes.destroy(exchange.who, exchange.ref))
 
 
 def _lifecycle(verb: str, does: str) -> None:
-    @route("POST", f"{SANDBOX}/{verb}", does, answer=model.SandboxInfo, scope="use")
+    @route("POST", f"{SANDBOX}/{verb}", does, verb=verb)
     async def change(rest: Rest, exchange: Exchange) -> None:
         await exchange.json(model.Request)
         await exchange.answer(await getattr(rest.core.sandboxes, verb)(exchange.who, exchange.ref))
@@ -52,7 +52,7 @@ _lifecycle("pause", "Freeze it")
 _lifecycle("resume", "Thaw it")
 
 
-@route("POST", f"{SANDBOX}/extend", "Move its end", model.Extend, model.SandboxInfo, scope="use")
+@route("POST", f"{SANDBOX}/extend", "Move its end", verb="extend")
 async def extend(rest: Rest, exchange: Exchange) -> None:
     request = await exchange.json(model.Extend)
     await exchange.answer(await rest.core.sandboxes.extend(exchange.who, exchange.ref, request))

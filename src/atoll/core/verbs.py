@@ -1,0 +1,145 @@
+"""The verbs of core, one row each: what is asked and answered, who may call it, what of it is recorded.
+
+Every door reads this table. REST takes a route's scope, request and answer from the row that the route names, and the
+OpenAPI document is made of those. `access/audited_verbs.py` checks the scope and writes the audit records around each
+method that names a row (`@verb("commands.exec")`). A verb that is not here cannot be called through core.
+"""
+
+from typing import Any, Literal, NamedTuple
+
+from atoll import model
+
+# The scope of a key. `local`: only the daemon's own user. `own`: the verb itself decides.
+Scope = Literal["use", "admin", "local", "own"]
+
+
+class Verb(NamedTuple):
+    """A row. `name` is the action in the audit log."""
+
+    name: str
+    request: type[Any] | None = None
+    answer: Any = None
+    scope: Scope = "use"
+    audited: tuple[str, ...] = ()  # arguments, and fields of the request. Never env, content or secrets
+    writes: bool = False  # changes something, so its beginning and its end are recorded
+    repeatable: bool = False  # doing it twice is the same as once: a lost answer may be asked for again
+    sandbox: bool = True  # its argument `ref` names the sandbox it is about
+    ending: bool = False  # frees something or takes a right away: done even when it cannot be recorded
+    through: tuple[str, ...] = ()  # made of these verbs, which are recorded in its place
+
+
+def _reading(name: str, request: type[Any] | None = None, answer: Any = None, scope: Scope = "use") -> Verb:
+    return Verb(name, request, answer, scope, repeatable=True)
+
+
+def _writing(
+    name: str,
+    request: type[Any] | None = None,
+    answer: Any = None,
+    *audited: str,
+    scope: Scope = "use",
+    repeatable: bool = False,
+    sandbox: bool = True,
+) -> Verb:
+    return Verb(name, request, answer, scope, audited, True, repeatable, sandbox)
+
+
+def _ending(
+    name: str,
+    request: type[Any] | None = None,
+    answer: Any = None,
+    *audited: str,
+    scope: Scope = "use",
+    repeatable: bool = False,
+    sandbox: bool = True,
+) -> Verb:
+    return Verb(name, request, answer, scope, audited, True, repeatable, sandbox, ending=True)
+
+
+_PATH = ("path", "path_b64", "user")
+_PATHS = ("src", "src_b64", "dst", "dst_b64", "user")
+_SANDBOX = ("name", "image", "runtime", "profile", "hosts", "more_hosts", "lifetime_s", "idle_timeout_s",
+            "require_approval")  # fmt: skip
+_COMMAND = ("command", "argv", "code", "language", "user")
+_INFO = model.SandboxInfo
+
+_ROWS = (
+    # The life of sandboxes
+    _writing("create", model.CreateSandbox, _INFO, *_SANDBOX, sandbox=False),
+    _reading("get", None, _INFO),
+    _reading("list"),
+    _reading("usage"),
+    _ending("destroy", None, _INFO, "reason", repeatable=True),
+    _ending("stop", model.Request, _INFO),
+    _writing("start", model.Request, _INFO),
+    _ending("pause", model.Request, _INFO),
+    _writing("resume", model.Request, _INFO),
+    _writing("extend", model.Extend, _INFO, "lifetime_s", "idle_timeout_s"),
+    _writing("subagents.create", model.SubAgent, _INFO, "name", "hosts"),
+    Verb("run", model.RunOnce, model.ExecResult, writes=True, sandbox=False,
+         through=("create", "files.write", "commands.stream", "destroy")),
+    Verb("manifests.create", model.CreateFromManifest, _INFO, writes=True, sandbox=False,
+         through=("create", "files.write", "files.mkdir", "commands.exec", "destroy")),
+    # Commands
+    _writing("commands.exec", model.ExecSpec, model.ExecResult, *_COMMAND),
+    _writing("commands.stream", model.ExecSpec, model.ExecResult, *_COMMAND),
+    _writing("commands.background", model.ExecSpec, model.CommandInfo, *_COMMAND),
+    _reading("commands.list"),
+    _reading("commands.poll", None, model.CommandInfo),
+    _reading("commands.attach"),
+    _writing("commands.stdin", None, None, "command"),
+    _ending("commands.signal", model.Signal, None, "command", "signal"),
+    _ending("commands.kill", None, model.CommandInfo, "command", repeatable=True),
+    _reading("commands.resize", model.Resize),  # a terminal's size is the viewer's
+    _reading("commands.foreground"),
+    _reading("commands.processes"),
+    # Files
+    _reading("files.read"),
+    _reading("files.list", model.ListFiles),
+    _reading("files.stat", model.StatFile),
+    _reading("files.grep", model.Grep),
+    _reading("files.du", model.PathOnly),
+    _reading("files.tar_out"),
+    _reading("files.watch"),
+    _writing("files.write", None, None, "path", "user"),
+    _writing("files.tar_in", None, None, "path", "user"),
+    _writing("files.mkdir", model.MakeDirectory, None, *_PATH),
+    _writing("files.remove", model.RemoveFile, None, *_PATH),
+    _writing("files.move", model.MoveFile, None, *_PATHS),
+    _writing("files.copy", model.CopyFile, None, *_PATHS),
+    _writing("files.chmod", model.ChangeMode, None, *_PATH),
+    _writing("files.symlink", model.MakeLink, None, *_PATH, "target", "target_b64"),
+    _writing("files.sed", model.Sed, None, *_PATH, "files"),
+    # The network
+    _reading("hosts.get", None, model.HostsInfo),
+    _writing("hosts.change", model.ChangeHosts, model.HostsInfo, "hosts", "add", "remove", repeatable=True),
+    _reading("ports.connect"),
+    _reading("ports.list"),
+    _writing("ports.expose", model.Expose, model.Exposure, "port", "host", repeatable=True),
+    _ending("ports.unexpose", None, None, "port", repeatable=True),
+    # Secrets and approvals
+    _reading("secrets.list"),
+    _writing("secrets.set", model.SetSecret, None, "name", "key", repeatable=True, sandbox=False),
+    _ending("secrets.remove", None, None, "name", "key", sandbox=False),
+    _writing("approvals.request", model.AskApproval, model.ApprovalInfo, "action"),
+    _reading("approvals.pending", scope="own"),
+    _reading("approvals.get", None, model.ApprovalInfo, "own"),
+    _writing("approvals.wait", model.WaitApproval, model.ApprovalInfo, "approval", scope="own", sandbox=False),
+    _reading("approvals.challenge", model.Request, None, "own"),
+    _writing("approvals.decide", model.DecideApproval, model.ApprovalInfo, "approval", "approved", "reason",
+             scope="own", sandbox=False),
+    # Snapshots
+    _writing("snapshots.save", model.SaveSnapshot, model.SnapshotInfo, "name", "full", "force"),
+    _writing("snapshots.restore", model.RestoreSnapshot, _INFO, *_SANDBOX, sandbox=False),
+    _ending("snapshots.delete", None, None, "name", sandbox=False),
+    _writing("snapshots.bring_in", None, model.SnapshotInfo, "name", "force", sandbox=False),
+    _writing("snapshots.put_manifest", None, None, "name", sandbox=False),
+    _reading("snapshots.list"),
+    _reading("snapshots.names"),
+    _reading("snapshots.inspect", None, model.SnapshotDetails),
+    _reading("snapshots.export"),
+    _reading("snapshots.get_manifest"),
+    _reading("snapshots.manifest_names"),
+)  # fmt: skip
+
+VERBS = {row.name: row for row in _ROWS}
