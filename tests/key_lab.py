@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.client.remote import RemoteLink
 from k8e_grpc.conftest import Gateway
+
+from atoll.client._sync.remote import RemoteLink
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from atoll.core.access.audit import Audit
 from atoll.core.access.audited_verbs import Auditing
 from atoll.core.access.held_connections import Connections
 from atoll.core.access.key_confirmation import Granting
+from atoll.core.access.key_verbs import KeyVerbs
 from atoll.core.access.keys import Keys
 from atoll.core.access.secrets import Secrets, Vault
 from atoll.core.commands.history import History
@@ -20,6 +21,7 @@ from atoll.core.files.exposures import Exposures
 from atoll.core.files.ports import Ports
 from atoll.core.files.verbs import Files
 from atoll.core.policy.hosts import Hosts
+from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
 from atoll.core.policy.network import Loopback, Network
 from atoll.core.sandboxes.idle_freeze import Doze
@@ -72,9 +74,11 @@ class Core:
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)
         self.manifests = Manifests(self)
+        self.key_verbs = KeyVerbs(self.keys, self.granting)
+        self.image_verbs = ImageVerbs(images, self.store)
         self.auditing = Auditing(self.audit, self.sandboxes)
         parts = (self.sandboxes, self.commands, self.files, self.hosts, self.ports, self.exposures, self.secrets,
-                 self.approvals, self.subagents, self.snapshots, self.manifests, self.once)  # fmt: skip
+                 self.approvals, self.subagents, self.snapshots, self.manifests, self.once, self.key_verbs, self.image_verbs)  # fmt: skip
         for part in parts:
             part.auditing = self.auditing
 

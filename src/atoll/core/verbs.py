@@ -140,6 +140,26 @@ _ROWS = (
     _reading("snapshots.export"),
     _reading("snapshots.get_manifest"),
     _reading("snapshots.manifest_names"),
+    # Images
+    _reading("images.list"),
+    _reading("images.inspect"),
+    _reading("images.detect"),
+    _reading("images.detect_here", model.DetectImage, None, "admin"),
+    _writing("images.pull", model.PullImage, None, "name", scope="admin", sandbox=False),
+    _writing("images.build", model.BuildImage, None, "name", "debian", scope="admin", sandbox=False),
+    _ending("images.remove", model.PullImage, None, "name", scope="admin", sandbox=False),
+    _ending("images.prune", model.Request, None, scope="admin", sandbox=False),
+    # Keys
+    _reading("keys.list", None, None, "admin"),
+    _reading("keys.challenge", model.ChallengeKey, None, "admin"),
+    _writing("keys.create", model.CreateKey, None, "name", "scopes", "ttl", scope="admin", sandbox=False),
+    _writing("keys.import", model.ImportKeys, None, "scopes", scope="admin", sandbox=False),
+    _ending("keys.revoke", model.NamedKey, None, "name", scope="admin", sandbox=False),
+    _reading("certificates.list", None, None, "admin"),
+    _ending("certificates.revoke", model.NamedCertificate, None, "fingerprint", scope="admin", sandbox=False),
+    # The daemon
+    _ending("daemon.stop", model.Stop, None, "force", scope="admin", sandbox=False),
+    _writing("daemon.pin", model.Pin, None, "mode", scope="admin", repeatable=True, sandbox=False),
 )  # fmt: skip
 
 VERBS = {row.name: row for row in _ROWS}

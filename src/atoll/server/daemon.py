@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from atoll import config, errors
 from atoll.backends.contract import Backend
@@ -29,6 +29,9 @@ from atoll.server.server import Listener
 from atoll.surfaces.k8e.grpc.gateway import Gateway
 from atoll.surfaces.k8e.grpc.gateway import serve as open_grpc
 from atoll.surfaces.rest.app import RestApp
+
+if TYPE_CHECKING:
+    from atoll.server.tls import Authority
 
 log = logging.getLogger("atoll.daemon")
 
@@ -49,6 +52,7 @@ class Daemon:
         self.core = core
         self.started_at = time.time()
         self.rest = RestApp(core, self)
+        core.key_verbs.certificates = self._certificates
         self.listener = Listener(self.rest, home / "daemon.sock")
         self.gateway: Gateway | None = None
         self.exposed = ExposedPorts(
@@ -60,6 +64,13 @@ class Daemon:
 
     def pin(self) -> None:
         self.pinned = True
+
+    def _certificates(self) -> "Authority | None":
+        """Return the ledger of certificates; None where none was ever issued."""
+        from atoll.server.tls import Authority
+
+        directory = self.core.home / "tls"
+        return Authority(directory) if directory.is_dir() else None
 
     async def stop(self, force: bool) -> dict[str, Any]:
         """Stop soon. With `force` all sandboxes are destroyed first; where one cannot be, the daemon stays and says so."""

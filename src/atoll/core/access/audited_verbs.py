@@ -184,7 +184,9 @@ class Auditing:
         if not entry["sandbox"] and isinstance(made, str):
             entry = {**entry, "sandbox": made}
         if isinstance(owed := entry["of"], Owed):
-            if hasattr(answer, "unrecorded"):
+            if isinstance(answer, dict):
+                answer["unrecorded"] = ["audit"]
+            elif hasattr(answer, "unrecorded"):
                 answer.unrecorded = [*(answer.unrecorded or ()), "audit"]
             if not owed.seq:
                 owed.record["result"] = result

@@ -52,23 +52,24 @@ async def accounts(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"accounts": rest.core.accounts.snapshot()})
 
 
-@route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", model.Stop, scope="admin")
+@route("POST", "/v1/daemon/stop", "Stop the daemon; sandboxes go on unless `force`", verb="daemon.stop")
 async def stop_daemon(rest: Rest, exchange: Exchange) -> None:
-    request = await exchange.json(model.Stop)
-    await exchange.answer(await rest.host.stop(request.force))
+    asked = await exchange.json(model.Stop)
+    work = rest.host.stop(asked.force)
+    await exchange.answer(await rest.core.auditing.record("daemon.stop", exchange.who, work, asked=asked))
 
 
 @route(
-    "POST",
-    "/v1/daemon/pin",
-    "Keep the daemon even when there is nothing to do, and warm sandboxes",
-    model.Pin,
-    scope="admin",
+    "POST", "/v1/daemon/pin", "Keep the daemon even when there is nothing to do, and warm sandboxes", verb="daemon.pin"
 )
 async def pin(rest: Rest, exchange: Exchange) -> None:
-    request, boxes = await exchange.json(model.Pin), rest.core.sandboxes.boxes
+    asked = await exchange.json(model.Pin)
+    await rest.core.auditing.record("daemon.pin", exchange.who, _pin(rest, asked), asked=asked)
+    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": rest.core.sandboxes.boxes.warmth()})
+
+
+async def _pin(rest: Rest, asked: model.Pin) -> None:
     rest.host.pin()
     rest.core.sandboxes.keep_warm()
-    if request.mode is not None:
-        await boxes.prewarm(request.mode)
-    await exchange.answer({"pinned": True, "pid": os.getpid(), "pool": boxes.warmth()})
+    if asked.mode is not None:
+        await rest.core.sandboxes.boxes.prewarm(asked.mode)

@@ -1,0 +1,104 @@
+"""The verbs of images: list, inspect, detect, pull, build, remove, prune."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from atoll import errors
+from atoll.core.access.audited_verbs import Part, verb
+from atoll.core.access.principals import Principal
+from atoll.core.policy.images import AUTO, HOST, Images, StoredImages
+from atoll.core.store.sqlite import Store
+from atoll.model import BuildImage, DetectImage, PullImage, Request
+
+Told = dict[str, Any]
+
+
+class ImageVerbs(Part):
+    def __init__(self, images: Images, store: Store) -> None:
+        self._given = images
+        self._records = store
+
+    @verb("images.list")
+    async def list(self, who: Principal) -> Told:
+        images = self._images()
+        found = await asyncio.to_thread(lambda: [_shown(image.to_json()) for image in images.store.list()])
+        catalog = [{"name": entry.name, "oci": entry.oci, "kind": entry.kind} for entry in images.catalog.images]
+        return {"images": found, "catalog": catalog, "disk_bytes": await asyncio.to_thread(images.store.disk_bytes)}
+
+    @verb("images.inspect")
+    async def inspect(self, who: Principal, name: str) -> Told:
+        images = self._images()
+        if name == HOST:
+            return await asyncio.to_thread(lambda: images.store.host_image().to_json())
+        entry = images.catalog.get(name)
+        names = (entry.oci, name) if entry is not None else (name,)
+        found = await asyncio.to_thread(lambda: next(filter(None, map(images.store.find, names)), None))
+        if found is None:
+            raise errors.NotFound(f"no local image {name!r:.120}", hint=f"get it with `atoll image pull {name:.120}`")
+        return found.to_json()
+
+    @verb("images.detect")
+    async def detect(self, who: Principal, program: str) -> str | None:
+        """Return the catalog's image for a command; None where the command alone means none."""
+        image, is_default = await asyncio.to_thread(self._images().detect, program)
+        return None if is_default else image
+
+    @verb("images.detect_here")
+    async def detect_here(self, who: Principal, asked: DetectImage) -> str:
+        """Return the image for a command in a directory."""
+        image, is_default = await asyncio.to_thread(
+            self._images().detect, asked.program, asked.runtime, sorted(asked.names), asked.procfile
+        )
+        # For a program that nothing knows no image is fetched, which by its name it would be.
+        return AUTO if is_default and asked.program else image
+
+    @verb("images.pull")
+    async def pull(self, who: Principal, asked: PullImage) -> AsyncIterator[Told]:
+        """Pull an image: how far it is, and the image last. Leaving gives it up."""
+        images = self._images()
+        entry = images.catalog.get(asked.name)
+        images.allowlist.check(asked.name, images.catalog)
+        name = entry.oci if entry is not None else asked.name
+        work = images.watch(lambda step: images.store.pull(name, progress=step))
+        async with aclosing(work) as steps:  # type: ignore[type-var]  # it is a generator
+            async for step in steps:
+                yield step
+
+    @verb("images.build")
+    async def build(self, who: Principal, asked: BuildImage) -> AsyncIterator[Told]:
+        """Build an image of Debian packages, telling as `pull` does."""
+        images = self._images()
+        work = images.watch(lambda step: images.store.build_debian(asked.name, asked.debian, step))
+        async with aclosing(work) as steps:  # type: ignore[type-var]  # it is a generator
+            async for step in steps:
+                yield step
+
+    @verb("images.remove")
+    async def remove(self, who: Principal, asked: PullImage) -> Told:
+        """Remove an image's name, and the image with its last name."""
+        images = self._images()
+        entry = images.catalog.get(asked.name)
+        name = entry.oci if entry is not None and images.store.find(entry.oci) is not None else asked.name
+        freed = await asyncio.to_thread(images.store.remove, name, self._in_use())
+        return {"removed": name, "bytes": freed}
+
+    @verb("images.prune")
+    async def prune(self, who: Principal, asked: Request) -> Told:
+        """Remove what no name and no sandbox needs."""
+        pruned = await asyncio.to_thread(self._images().store.prune, self._in_use())
+        return {"images": list(pruned.images), "layers": pruned.layers, "bytes": pruned.bytes}
+
+    def _images(self) -> StoredImages:
+        if not isinstance(self._given, StoredImages):
+            raise errors.Unsupported("this daemon has no image store")
+        return self._given
+
+    def _in_use(self) -> frozenset[str]:
+        """Return the digests of the images that living and stopped sandboxes of every owner are made of."""
+        return frozenset(row["record"]["image"] for row in self._records.living() if row["record"].get("image"))
+
+
+def _shown(image: Told) -> Told:
+    return {key: image.get(key) for key in ("name", "digest", "source", "size", "created", "platform")}
