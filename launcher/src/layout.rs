@@ -15,7 +15,7 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
     let shifted = order.shift.then_some(user_ns);
     let lowers = order.overlays.iter().map(|o| lower_trees(o, shifted)).collect::<Result<Vec<_>>>()?;
     let sources = order.binds.iter().map(|b| given_source(b, fds, order.shift)).collect::<Result<Vec<_>>>()?;
-    mounts::private_namespace()?;
+    mounts::own_namespace()?;
     stage(&order.stage)?;
     let mut disks = Disks::new(&order.disk)?;
     for (overlay, trees) in order.overlays.iter().zip(&lowers) {
@@ -45,6 +45,7 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
             mounts::restrict(&sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH, "mount")?, true, None)?;
         }
     }
+    mounts::seal(&sys::c(&order.stage)?)?;
     Ok(disks.device)
 }
 

@@ -68,7 +68,7 @@ fn run() -> Result<()> {
             machine::write(seen)?;
         }
         namespaces::enter(&spaces)?;
-        mounts::private_namespace()?; // one that the sandbox's root owns, else the engine could not mount in it
+        mounts::own_namespace()?; // one that the sandbox's root owns, else the engine could not mount in it
         mounts::chdir(&sys::c(&order.stage)?)?;
     }
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files

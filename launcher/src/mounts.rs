@@ -57,11 +57,17 @@ pub fn attach(tree: &OwnedFd, on: RawFd) -> Result<()> {
     sys::check(done, "mount", "move_mount").map(|_| ())
 }
 
-/// A mount namespace of our own from which nothing flows back to the host's.
-pub fn private_namespace() -> Result<()> {
+/// A mount namespace of our own from which nothing flows back to the host's. What the host unmounts goes away here too:
+/// otherwise this copy would keep a disk of the host's in use for as long as the sandbox lives.
+pub fn own_namespace() -> Result<()> {
     // SAFETY: no pointers.
     sys::check(unsafe { libc::unshare(libc::CLONE_NEWNS) }.into(), "mount", "unshare(mount)")?;
-    make_private()
+    change(c"none", c"/", libc::MS_REC | libc::MS_SLAVE, "make slave")
+}
+
+/// Nothing that the host mounts from now on shows up in this tree.
+pub fn seal(path: &CStr) -> Result<()> {
+    change(c"none", path, libc::MS_REC | libc::MS_PRIVATE, "make private")
 }
 
 /// Nothing that is mounted here or elsewhere shows up at the other.

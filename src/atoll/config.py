@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +10,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from atoll import errors
+from atoll.ownership import writable_by_others
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -167,7 +167,7 @@ def load(home: Path) -> Config:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            if status.st_uid not in (0, os.geteuid()) or writable_by_others(status):
                 raise errors.PermissionDenied(
                     f"{path} can be written by others, so it is not trusted", hint=f"chmod go-w {path}"
                 )

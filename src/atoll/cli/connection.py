@@ -215,7 +215,7 @@ def _read(path: str, *, guarded: bool) -> str | None:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if guarded and (status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            if guarded and (status.st_uid not in (0, os.geteuid()) or _writable_by_others(status)):
                 raise PermissionDenied(f"{path} can be written by others, so it is not used", hint=f"chmod go-w {path}")
             return file.read(MAX_FILE).decode()
     except FileNotFoundError:
@@ -224,6 +224,14 @@ def _read(path: str, *, guarded: bool) -> str | None:
         raise InvalidArgument(f"cannot read {path}: {failure.strerror}") from None
     except UnicodeDecodeError:
         raise InvalidArgument(f"{path} is not UTF-8") from None
+
+
+def _writable_by_others(status: os.stat_result) -> bool:
+    if not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return False
+    from ..ownership import writable_by_others
+
+    return writable_by_others(status)
 
 
 def explain(failure: AtollError) -> str:

@@ -17,6 +17,7 @@ from _socket import socket as Socket  # the `socket` module wraps this in classe
 from ..errors import DaemonUnreachable, PermissionDenied
 
 START_DEADLINE = 60.0
+SLOW_START = 600.0  # a daemon that is alive and still starting, on a slow machine, is waited for as long as this
 LOG_LINES = 8
 _LONGEST_NAME = 107  # sun_path holds 108 bytes with the closing zero
 _ABSENT = (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR)
@@ -112,8 +113,9 @@ def reachable(home: str) -> bool:
 def _start_until(home: str, until: float) -> None:
     """Holding the lock: start a daemon and wait for its socket; again if an old one was just leaving."""
     pid, log_start = 0, 0
+    last = until + SLOW_START - START_DEADLINE
     while not reachable(home):
-        if time.monotonic() > until:
+        if time.monotonic() > (last if pid and _alive(pid) else until):
             raise DaemonUnreachable(f"the daemon did not come up in time{_tail(home, log_start)}", hint=_hint(home))
         if pid and _alive(pid):
             time.sleep(0.005)

@@ -206,10 +206,9 @@ class LocalBackend:
         )
         for engine in self._engines:
             with suppress(OSError, ValueError, KeyError, TypeError):
-                state = json.loads((self.paths.state(engine, box) / "state.json").read_bytes())
-                pid = int(state["init_process_pid"])
+                pid, since = _engine_state(self.paths.state(engine, box))
                 started = children.start_time(pid)
-                if started and started.endswith(f"/{int(state['init_process_start'])}"):
+                if started and started.endswith(f"/{since}"):
                     found.append((pid, started))
         with suppress(OSError, ValueError):
             file = self.paths.run(box) / "pid"
@@ -285,6 +284,15 @@ class LocalBackend:
 
     async def _engine(self, runtime: str) -> Engine:
         return await self.probes.engine(await self.pick(runtime))
+
+
+def _engine_state(directory: Path) -> tuple[int, int]:
+    """A sandbox's first process and its start time, as runc (state.json) or crun (status) wrote them down."""
+    runc = directory / "state.json"
+    state = json.loads((runc if runc.exists() else directory / "status").read_bytes())
+    if runc.exists():
+        return int(state["init_process_pid"]), int(state["init_process_start"])
+    return int(state["pid"]), int(state["process-start-time"])
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from atoll.backends.local.kernel import seccomp
@@ -101,10 +102,9 @@ def configuration(
     filter: str = "default", no_capabilities: bool = False, read_only_root: bool = False,
 ) -> bytes:  # fmt: skip
     """config.json of an engine outside: the two namespaces made ahead by path, the others new."""
-    mapping = [{"containerID": 0, "hostID": base, "size": count}]
     linux = {
-        "uidMappings": mapping,
-        "gidMappings": mapping,
+        "uidMappings": _mappings("uid_map", base, count),
+        "gidMappings": _mappings("gid_map", base, count),
         "namespaces": [
             {"type": "user", "path": user_ns},
             {"type": "network", "path": net_ns},
@@ -118,6 +118,18 @@ def configuration(
     }
     mounts = _kernels_mounts(shm_mb, read_only_root)
     return _document(root, hostname, no_capabilities, mounts, linux)
+
+
+def _mappings(kind: str, base: int, count: int) -> list[dict[str, int]]:
+    """The sandbox's id map as the launcher made it: one line for each line of our own map that it touches. runc since 1.1.15
+    compares this with the namespace it is given."""
+    found = []
+    for line in Path(f"/proc/self/{kind}").read_text().splitlines():
+        inside, _, size = (int(word) for word in line.split())
+        start, end = max(base, inside), min(base + count, inside + size)
+        if start < end:
+            found.append({"containerID": start - base, "hostID": start, "size": end - start})
+    return found
 
 
 @cache

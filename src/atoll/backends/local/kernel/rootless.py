@@ -20,7 +20,7 @@ from atoll.errors import Unsupported
 
 _CLONE_NEWNS = 0x0002_0000
 _CLONE_NEWUSER = 0x1000_0000
-_MS_REC_PRIVATE = 0x4000 | 0x4_0000
+_MS_REC_SLAVE = 0x4000 | 0x8_0000  # nothing flows out; what the host unmounts goes away here too
 _NS_GET_PARENT = 0xB702
 _NS_GET_OWNER_UID = 0xB704
 _ALL = 0xFFFF_FFFF
@@ -74,7 +74,7 @@ def enter(runs: Path) -> None:
     if not many or os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1]) != 0:
         _map_one(uid, gid)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) != 0:
+    if libc.mount(b"none", b"/", None, _MS_REC_SLAVE, None) != 0:
         raise Unsupported(f"user namespaces have no rights here: {os.strerror(ctypes.get_errno())}", hint=_fix())
 
 
@@ -105,7 +105,7 @@ def _join(namespace: int) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.setns(namespace, _CLONE_NEWUSER) != 0:
         return False
-    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None) != 0:
+    if libc.unshare(_CLONE_NEWNS) != 0 or libc.mount(b"none", b"/", None, _MS_REC_SLAVE, None) != 0:
         raise Unsupported(f"user namespaces have no rights here: {os.strerror(ctypes.get_errno())}", hint=_fix())
     return True
 
