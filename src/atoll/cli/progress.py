@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ..client.http import FRAMES
+from ..client.outcome import ATTEMPTS
 from ..client.results import Event
-from ..errors import OutcomeUnknown
+from ..errors import OutcomeUnknown, Unavailable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,9 +34,19 @@ class Shown:
 
 
 def create_watched(link: Link, call: Call) -> dict[str, Any]:
-    """Make a sandbox and show how far its image is meanwhile; return the sandbox."""
+    """Make a sandbox and show how far its image is meanwhile; return the sandbox. A lost answer is asked for again."""
     call.headers = (*call.headers, ("Accept", FRAMES))
     call.timeout = None
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return _watch(link, call)
+        except Unavailable:
+            if not call.repeatable:
+                raise
+    return _watch(link, call)
+
+
+def _watch(link: Link, call: Call) -> dict[str, Any]:
     shown = Shown()
     try:
         exchange = link.open(call)

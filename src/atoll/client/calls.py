@@ -96,8 +96,12 @@ _RENAMED = {"idle_timeout": "idle_timeout_s", "lifetime": "lifetime_s"}
 
 
 def create(options: Mapping[str, Any]) -> Call:
-    """`options` are those of `CreateOptions`; limits stand beside the others there and are grouped on the wire."""
-    return Call("POST", "/v1/sandboxes", _encode(create_fields(options)), _JSON)
+    """`options` are those of `CreateOptions`; limits stand beside the others there and are grouped on the wire.
+
+    The request id is chosen here. It makes the call repeatable: the daemon answers with the sandbox it made before.
+    """
+    fields = {**create_fields(options), "request_id": new_command_id()}
+    return Call("POST", "/v1/sandboxes", _encode(fields), _JSON, repeatable=True)
 
 
 def create_fields(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ _INFO = model.SandboxInfo
 
 _ROWS = (
     # The life of sandboxes
-    _writing("create", model.CreateSandbox, _INFO, *_SANDBOX, sandbox=False),
+    _writing("create", model.CreateSandbox, _INFO, *_SANDBOX, repeatable=True, sandbox=False),  # by request_id
     _reading("get", None, _INFO),
     _reading("list"),
     _reading("usage"),

@@ -21,7 +21,7 @@ from atoll.model.fields import (
     check_path,
     unbase64,
 )
-from atoll.model.sandboxes import CreateSandbox
+from atoll.model.sandboxes import CreateSandbox, check_no_request_id
 
 
 class PtySize(Request, kw_only=True):
@@ -136,6 +136,9 @@ class RunOnce(Request, kw_only=True):
     files: Annotated[list[InitialFile], Meta(max_length=1000)] = []
     any_host: bool = False
     keep: bool = False
+
+    def __post_init__(self) -> None:
+        check_no_request_id(self.sandbox)
 
 
 class ExecResult(Answer, kw_only=True):

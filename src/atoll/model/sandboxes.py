@@ -65,6 +65,8 @@ class CreateSandbox(Request, kw_only=True):
     start: bool = True
     secrets: Annotated[list[SecretRef], Meta(max_length=32)] = []
     require_approval: Annotated[list[str], Meta(max_length=32)] = []
+    # Chosen at random by the caller. A create that is repeated with it returns the sandbox of the first.
+    request_id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{16,64}$")] | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None and (not NAME.match(self.name) or ".." in self.name):
@@ -82,6 +84,12 @@ class CreateSandbox(Request, kw_only=True):
         hosts = [*(self.hosts or ()), *self.more_hosts]
         if len(hosts) > 1000 or any(not 0 < len(host) <= 300 for host in hosts):
             raise ValueError("hosts must be at most 1000 names of at most 300 characters")
+
+
+def check_no_request_id(spec: CreateSandbox) -> None:
+    """ValueError for a request that does more than create: it cannot be repeated."""
+    if spec.request_id is not None:
+        raise ValueError("request_id belongs to a create and nothing else")
 
 
 class Extend(Request, kw_only=True):

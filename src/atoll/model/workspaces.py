@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import Meta, field
 
 from atoll.model.fields import Answer, Request
-from atoll.model.sandboxes import CreateSandbox, LimitsSpec
+from atoll.model.sandboxes import CreateSandbox, LimitsSpec, check_no_request_id
 
 
 class SubAgent(Request, kw_only=True):
@@ -25,6 +25,9 @@ class CreateFromManifest(Request, kw_only=True):
     sandbox: CreateSandbox = field(default_factory=CreateSandbox)
     manifest: str = ""
     entries: Annotated[list[dict[str, Any]], Meta(max_length=1000)] = []
+
+    def __post_init__(self) -> None:
+        check_no_request_id(self.sandbox)
 
 
 class SetSecret(Request, kw_only=True):
@@ -78,6 +81,9 @@ class RestoreSnapshot(Request, kw_only=True):
     """The sandbox to make. Image and limits left unsaid are the usual ones; a full snapshot brings its image's name."""
 
     sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+
+    def __post_init__(self) -> None:
+        check_no_request_id(self.sandbox)
 
 
 class SnapshotInfo(Answer, kw_only=True):

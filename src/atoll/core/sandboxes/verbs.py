@@ -42,6 +42,16 @@ STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "sto
 NEVER_MS = 10 * 365 * 86400 * 1000
 
 
+class Making:
+    """A create under way, and how many callers wait for it."""
+
+    def __init__(self, task: "asyncio.Task[SandboxInfo]", asked: str = "") -> None:
+        self.task = task
+        self.asked = asked
+        self.waiting = 0
+        self.given = False  # a caller has the answer
+
+
 class Sandboxes(Part, Lifecycle):
     """Every sandbox of this daemon."""
 
@@ -63,6 +73,7 @@ class Sandboxes(Part, Lifecycle):
         self._vault = vault
         self.keep_s = config.sandboxes.keep_s
         self.keep_bytes = config.sandboxes.keep_disk_mb << 20
+        self._making: dict[tuple[str, str], Making] = {}  # by owner and request id
         self._waking: dict[str, asyncio.Task[SandboxInfo]] = {}
         self.space = Space(home, config.storage.overcommit, backend.disk_used)
 
@@ -74,12 +85,24 @@ class Sandboxes(Part, Lifecycle):
 
         `parent` shares its workspace; `subagents.py` decides what such a one may have.
         """
-        task = self.tasks.spawn(self._create(who, spec, parent))
+        if spec.request_id is None:
+            making = Making(self.tasks.spawn(self._create(who, spec, parent)))
+        elif (found := self._repeated(who, spec)) is None:
+            making = self._begin_create(who, spec, parent)
+        elif isinstance(found, Making):
+            making = found
+        else:
+            return found
+        making.waiting += 1
         try:
-            return await asyncio.shield(task)
+            made = await asyncio.shield(making.task)
+            making.given = True
+            return made
         except asyncio.CancelledError:
-            task.add_done_callback(lambda done: self._unwanted(who, done))
+            making.task.add_done_callback(lambda _: self._unwanted(who, making))
             raise
+        finally:
+            making.waiting -= 1
 
     async def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[dict[str, Any] | SandboxInfo]:
         """The same, with how far its image is while that is fetched or built (`{"progress": ...}`); the sandbox last."""
@@ -282,7 +305,28 @@ class Sandboxes(Part, Lifecycle):
 
     # Behind the verbs
 
-    async def _create(self, who: Principal, spec: CreateSandbox, parent: str | None) -> SandboxInfo:
+    def _repeated(self, who: Principal, spec: CreateSandbox) -> Making | SandboxInfo | None:
+        """The create under way with this request id, or the sandbox it made. AlreadyExists when it asked for another."""
+        assert spec.request_id is not None
+        making = self._making.get((who.owner, spec.request_id))
+        row = None if making else self.store.requested_sandbox(who.owner, spec.request_id)
+        before = making.asked if making else row["request_hash"] if row else None
+        if before is not None and before != rows.hash_request(spec):
+            raise errors.AlreadyExists("this request id made another sandbox", hint="choose a new one for each create")
+        return making or (None if row is None else self._info(row))
+
+    def _begin_create(self, who: Principal, spec: CreateSandbox, parent: str | None) -> Making:
+        assert spec.request_id is not None
+        key, asked = (who.owner, spec.request_id), rows.hash_request(spec)
+        request = {"request_id": spec.request_id, "request_hash": asked}
+        plain = msgspec.structs.replace(spec, request_id=None)
+        making = self._making[key] = Making(self.tasks.spawn(self._create(who, plain, parent, request)), asked)
+        making.task.add_done_callback(lambda _: self._making.pop(key, None))
+        return making
+
+    async def _create(
+        self, who: Principal, spec: CreateSandbox, parent: str | None, request: dict[str, str] | None = None
+    ) -> SandboxInfo:
         quotas.check_request(who, spec)
         profiles.ceiling_of(who).check(spec)
         if spec.keep:
@@ -293,7 +337,7 @@ class Sandboxes(Part, Lifecycle):
         policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.boxes.runtime(spec.runtime)
         plan = await self.boxes.plan(spec, who)
-        row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent)
+        row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent) | (request or {})
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
         # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
         quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
@@ -329,8 +373,12 @@ class Sandboxes(Part, Lifecycle):
         self.history.record(sandbox, who.owner, "created", runtime=row["runtime"], image=row["image"], by=who.owner)
         return self._info(self.store.sandbox(sandbox) or row)
 
-    def _unwanted(self, who: Principal, done: "asyncio.Task[SandboxInfo]") -> None:
-        if not done.cancelled() and done.exception() is None:
+    def _unwanted(self, who: Principal, making: Making) -> None:
+        """End what was made for callers that all went away. A repeated request makes another."""
+        done = making.task
+        if not making.waiting and not making.given and not done.cancelled() and done.exception() is None:
+            with suppress(StoreFailed):
+                self.store.update_sandbox(done.result().id, request_id=None)
             self.tasks.spawn(self.end(done.result().id, "destroyed", "its creator went away", who.owner))
 
     async def _start(self, who: Principal, row: Row) -> SandboxInfo:

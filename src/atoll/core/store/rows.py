@@ -1,5 +1,7 @@
 """A sandbox's row in the store: how it begins, what it keeps of the box, and what a caller is shown of it."""
 
+import hashlib
+import json
 import time
 from typing import Any
 
@@ -11,7 +13,7 @@ from atoll.core.access.principals import Principal, new_id
 from atoll.core.sandboxes.provisioning import Plan
 from atoll.core.sandboxes.state import Live, gone
 from atoll.core.store.sqlite import Row
-from atoll.model import End, SandboxInfo
+from atoll.model import CreateSandbox, End, SandboxInfo
 
 
 def new_row(
@@ -38,6 +40,12 @@ def new_row(
         "last_active": now,
         "parent_id": parent,
     }  # fmt: skip
+
+
+def hash_request(spec: CreateSandbox) -> str:
+    """Return a digest of what a create asks for, without its request id."""
+    asked = msgspec.to_builtins(msgspec.structs.replace(spec, request_id=None))
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def with_box(record: dict[str, Any], live: Live, link: Any) -> dict[str, Any]:

@@ -65,6 +65,11 @@ _MIGRATIONS = (
     CREATE INDEX approval_sandbox ON approval(sandbox_id);
     """,
     "CREATE INDEX sandbox_parent ON sandbox(parent_id) WHERE parent_id IS NOT NULL",
+    """
+    ALTER TABLE sandbox ADD COLUMN request_id TEXT;
+    ALTER TABLE sandbox ADD COLUMN request_hash TEXT;
+    CREATE UNIQUE INDEX sandbox_request ON sandbox(owner, request_id) WHERE request_id IS NOT NULL;
+    """,
 )
 
 
@@ -297,6 +302,10 @@ class Store:
 
     def sandbox(self, sandbox: str) -> Row | None:
         return self._row("SELECT * FROM sandbox WHERE id = ?", sandbox)
+
+    def requested_sandbox(self, owner: str, request: str) -> Row | None:
+        """The sandbox that a create with this request id made, as long as its row is kept: a week beyond its end."""
+        return self._row("SELECT * FROM sandbox WHERE owner = ? AND request_id = ?", owner, request)
 
     def list_sandboxes(self, owner: str, states: tuple[str, ...], name: str | None) -> list[Row]:
         """Rows whose records hold what is shown of them and no more; parts that are equal are the same object."""
