@@ -13,8 +13,7 @@ from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel.ids import FIRST
-from atoll.backends.local.runtimes.probe import new_id
-from atoll.guest.client import GuestClient
+from atoll.backends.local.paths import new_id
 from atoll.guest.process import Exit, Process
 from atoll.images.layers.tree import overlay_flavour
 from atoll.images.sources.host import build_host_image
@@ -45,12 +44,7 @@ class Sandbox:
     def __init__(self, backend: LocalBackend, box: LocalBox) -> None:
         self.backend = backend
         self.box = box
-        self.client = GuestClient(
-            box.connect,
-            host_secret=box.record["host_secret"],
-            agent_secret=box.record["agent_secret"],
-            agent_first=bool(box.record.get("agent_first")),
-        )
+        self.client = box.client
         self._numbers = itertools.count(int(time.monotonic() * 1000))
 
     @property

@@ -23,8 +23,9 @@ from backend_lab import (
 from atoll.backends.contract import BoxSpec, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.assembly import STEPS
-from atoll.backends.local.runtimes.probe import new_id
+from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, Internal
+from atoll.model import Policy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -125,16 +126,12 @@ async def test_a_cancelled_create_leaves_nothing(backend: LocalBackend, rootfs: 
 
 async def test_bad_parts_leave_nothing(backend: LocalBackend, rootfs: Rootfs, tmp_path: Path) -> None:
     """A missing layer, an image without a directory to mount on, a network that cannot be had."""
-
-    async def no_network(fd: int) -> None:
-        raise Broken("network")
-
     (tmp_path / "image").mkdir()
     (tmp_path / "image" / "proc").symlink_to("/etc")
     for spec in (
         spec_for(Rootfs(("/nonexistent/layer",))),
         spec_for(Rootfs((str(tmp_path / "image"),))),
-        spec_for(rootfs, network=no_network),
+        spec_for(rootfs, policy=Policy(network="hosts")),
     ):
         with pytest.raises((AtollError, Broken)):
             await backend.create(spec)

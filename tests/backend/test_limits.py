@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 async def test_all_limits_are_held_here(make) -> None:
     """This host enforces each, and says so."""
     sandbox = await make()
-    assert sandbox.box.enforced() == dict.fromkeys(SMALL.to_json(), True)
+    assert sandbox.box.facts.enforced == dict.fromkeys(SMALL.to_json(), True)
 
 
 async def test_too_much_memory_kills_the_hog_only(make, runtime: str) -> None:

@@ -18,10 +18,9 @@ from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
 from atoll.backends.local.kernel.disks import attached, copy_sparse
 from atoll.backends.local.kernel.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
-from atoll.backends.local.paths import Paths
+from atoll.backends.local.paths import Paths, new_id
 from atoll.backends.local.runtimes import base
 from atoll.backends.local.runtimes import version_floor as floor
-from atoll.backends.local.runtimes.probe import new_id
 from atoll.backends.registry import RUNTIMES
 from atoll.errors import Conflict, Internal, InvalidArgument, Unsupported
 

@@ -14,6 +14,7 @@ from backend_lab import Sandbox, namespaces, spec_for
 from atoll.backends.contract import Mount, Rootfs
 from atoll.backends.local import LocalBackend, bundle
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
+from atoll.model import Policy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -246,14 +247,17 @@ async def test_only_loopback_without_network(make) -> None:
     assert result.stdout == "['lo']\n", result.stderr
 
 
-async def test_the_network_hook_comes_before_the_first_process(backend: LocalBackend, rootfs: Rootfs) -> None:
+async def test_the_network_comes_before_the_first_process(
+    backend: LocalBackend, rootfs: Rootfs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets the sandbox's own network namespace while no process of the sandbox exists."""
     seen: list[tuple[str, bool]] = []
 
-    async def hook(fd: int) -> None:
-        seen.append((os.readlink(f"/proc/self/fd/{fd}"), (backend.paths.run(spec.id) / "pid").exists()))
+    async def attach(sandbox: str, fd: int, policy: Policy) -> None:
+        seen.append((os.readlink(f"/proc/self/fd/{fd}"), (backend.paths.run(sandbox) / "pid").exists()))
 
-    spec = spec_for(rootfs, network=hook)
+    monkeypatch.setattr(backend.links, "attach", attach)
+    spec = spec_for(rootfs, policy=Policy(network="hosts"))
     box = await backend.create(spec)
     assert seen == [(os.readlink(f"/proc/{box.record['pid']}/ns/net"), False)]
 

@@ -19,11 +19,26 @@ from typing import Any
 import orphans
 
 from atoll import errors
-from atoll.backends.contract import BoxSpec, Capabilities, Ended, Limits, Rootfs, RuntimeStatus, Usage
+from atoll.backends.contract import (
+    BoxFacts,
+    BoxSpec,
+    Capabilities,
+    Ended,
+    Limits,
+    NetworkEvents,
+    NetworkStatus,
+    Record,
+    Rootfs,
+    RuntimeStatus,
+    Traffic,
+    Usage,
+)
 from atoll.backends.local import binaries
 from atoll.config import Config
 from atoll.core import Core
 from atoll.core.policy.images import Chosen
+from atoll.guest import GuestClient
+from atoll.model import Policy
 
 AGENT = binaries.guest()
 AGENTS: set[int] = set()  # of every box of this process
@@ -43,6 +58,8 @@ class PlainBox:
         self.id: str = record["id"]
         self.record = record
         self.frozen = False
+        self.facts = BoxFacts(self.id, "container", limits=Limits.from_json(record["limits"]), pid=record["pid"])
+        self.client = GuestClient(self.connect, host_secret=record["host_secret"], agent_secret=record["agent_secret"])
         self.capabilities = Capabilities()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -88,8 +105,11 @@ class PlainBox:
     async def update_limits(self, limits: Limits) -> None:
         return None
 
-    def enforced(self) -> dict[str, bool]:
-        return {}
+    async def set_policy(self, policy: Policy) -> None:
+        raise errors.FailedPrecondition("this sandbox was made without a network")
+
+    async def traffic(self) -> Traffic:
+        return Traffic()
 
 
 class PlainBackend:
@@ -103,13 +123,30 @@ class PlainBackend:
         self.boxes: dict[str, PlainBox] = {}
         directory.mkdir(exist_ok=True)
 
-    async def start(self) -> None:
+    async def start(self, events: NetworkEvents | None = None) -> None:
         return None
 
     async def close(self) -> None:
         return None
 
+    def reserve(self, spec: BoxSpec) -> str:
+        return spec.id
+
+    async def release(self, box: str) -> None:
+        return None
+
     async def create(self, spec: BoxSpec) -> PlainBox:
+        if spec.policy.network != "none" or spec.mounts or spec.workspace is not None:
+            raise errors.Unsupported("a plain process has no network, no mounts and no workspace of its own")
+        try:
+            box = await self._create(spec)
+            await box.client.connection()
+        except BaseException:
+            await asyncio.shield(self.destroy({"id": spec.id}))
+            raise
+        return box
+
+    async def _create(self, spec: BoxSpec) -> PlainBox:
         if self.gate is not None:
             await self.gate.wait()
         if self.fail_at == "create":
@@ -134,17 +171,26 @@ class PlainBackend:
             secret["agent_secret"] = "0" * 32
         AGENTS.add(pid)
         record = {"id": spec.id, "pid": pid, "started": started, "socket": str(path), **secret}
+        record["limits"] = spec.limits.to_json()
         self.boxes[spec.id] = PlainBox(record)
         return self.boxes[spec.id]
 
-    async def adopt(self, record: dict[str, Any], *, keep_disk: bool = False) -> PlainBox | None:
+    async def adopt(self, record: Record, policy: Policy, *, keep_disk: bool = False) -> PlainBox | None:
         box = PlainBox(record)
-        return box if box._alive() else None
+        if not box._alive():
+            await self.destroy(record)
+            return None
+        self.boxes[box.id] = box
+        return box
+
+    async def reconnect(self) -> set[str]:
+        return set()
 
     async def destroy(self, record: dict[str, Any], *, keep_disk: bool = False) -> None:
         self.destroyed.append(record["id"])
-        box = PlainBox(record) if "pid" in record else self.boxes.pop(record["id"], None)
+        box = self.boxes.pop(record["id"], None) or (PlainBox(record) if "pid" in record else None)
         if box is not None:
+            await box.client.close()
             await box.kill()
         for path in self.directory.glob(f"{record['id']}.*"):
             path.unlink()
@@ -156,6 +202,21 @@ class PlainBackend:
         return [RuntimeStatus("container", True)]
 
     def disk_used(self, box: str) -> int | None:
+        return None
+
+    async def network(self) -> NetworkStatus:
+        return NetworkStatus(False, "a plain process has none of its own", off=True)
+
+    def prewarm(self, spec: BoxSpec) -> None:
+        return None
+
+    def warm_for(self, spec: BoxSpec) -> int:
+        return 0
+
+    def warmth(self) -> dict[str, Any]:
+        return {"enabled": False, "ready": 0}
+
+    async def drain(self) -> None:
         return None
 
     def capabilities(self, runtime: str) -> Capabilities:

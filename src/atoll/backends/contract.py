@@ -5,11 +5,15 @@ owners, commands or transports; those are core's. Everything of a sandbox is der
 whose record was lost can still be buried.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from atoll.egress import EgressEvent
+from atoll.guest import GuestClient
+from atoll.model import Policy
+
+Record = dict[str, Any]  # JSON for the store; only the backend that made it reads it
 EndKind = Literal["exit", "oom", "killed", "lost", "unknown"]
 
 
@@ -62,15 +66,13 @@ class BoxSpec:
     runtime: str = "auto"
     limits: Limits = field(default_factory=Limits)
     required: frozenset[str] = frozenset()  # names of limits that must be held, else creating is refused
-    hostname: str = "sandbox"
-    boot: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # keys of the boot message; the backend adds id, channel and secrets
+    hostname: str = ""  # empty: a name made of the id
+    boot: Mapping[str, Any] = field(default_factory=dict)  # keys of the boot message: environment, deadline, warm
+    base_env: Mapping[str, str] = field(default_factory=dict)  # of that environment, what is nobody's in particular
     mounts: tuple[Mount, ...] = ()
     workspace: str | None = None  # id of the sandbox whose workspace this one shares; None: its own
-    disk: Mapping[str, Any] | None = None  # record of the stopped sandbox of this id, whose disk is used again
-    network: Callable[[int], Awaitable[None]] | None = None  # called with a network namespace fd; None: loopback only
-    network_later: bool = False  # may be given a network once it has started, as a spare is when it is claimed
+    disk: Record | None = None  # record of the stopped sandbox of this id, whose disk is used again
+    policy: Policy = field(default_factory=Policy)  # what it may reach; in force before any of its code runs
     read_only_root: bool = False
     seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive
     no_capabilities: bool = False
@@ -120,6 +122,52 @@ class Capabilities:
     oom_shows_as_failure: bool = False  # out of memory, a program may fail in any way, not only be killed
 
 
+@dataclass(frozen=True, slots=True)
+class BoxFacts:
+    """What is true of a living sandbox, for people and for the decisions of core."""
+
+    id: str
+    runtime: str
+    engine: str = ""
+    limits: Limits = field(default_factory=Limits)
+    enforced: Mapping[str, bool] = field(default_factory=dict)  # name of a limit: whether it is held here
+    pid: int | None = None  # only shown; None where it is no process of this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What went through a sandbox's network, by host, and how much was refused."""
+
+    hosts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    refused: int = 0
+    open: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkStatus:
+    """Whether a list of hosts can be enforced here."""
+
+    works: bool
+    why: str = ""
+    fix: str = ""
+    off: bool = False  # nobody wants a network here: sandboxes get none, and that is no failure
+    broker_pid: int | None = None
+
+
+async def _ask_nobody(sandbox: str, name: str, port: int) -> str:
+    return "needs approval, and this daemon has none to ask"
+
+
+@dataclass(slots=True)
+class NetworkEvents:
+    """What a backend tells of its sandboxes' networks."""
+
+    on_blocked: Callable[[EgressEvent], None] = lambda event: None
+    on_traffic: Callable[[str, Traffic], None] = lambda sandbox, traffic: None  # the last count, when the network goes
+    on_ask: Callable[[str, str, int], Awaitable[str]] = _ask_nobody  # sandbox, name, port; why not, or nothing
+    on_left: Callable[[str], None] = lambda sandbox: None
+
+
 class Box(Protocol):
     """One living sandbox."""
 
@@ -127,16 +175,20 @@ class Box(Protocol):
     def id(self) -> str: ...
 
     @property
-    def record(self) -> dict[str, Any]: ...  # JSON-able; all that adopt() needs; no secrets but the two of the hello
+    def record(self) -> Record: ...  # all that adopt() needs; no secrets but the two of the hello
+
+    @property
+    def facts(self) -> BoxFacts: ...
 
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]: ...
+    @property
+    def client(self) -> GuestClient: ...  # of its agent; connects by itself, and again
 
     async def wait(self) -> Ended: ...  # resolves once, never raises
 
-    async def kill(self) -> None: ...  # returns when no process is left
+    async def kill(self) -> None: ...  # returns when no process is left, and then no network
 
     async def freeze(self) -> None: ...
 
@@ -144,27 +196,41 @@ class Box(Protocol):
 
     async def usage(self) -> Usage: ...
 
-    async def update_limits(self, limits: Limits) -> None: ...
+    async def update_limits(self, limits: Limits) -> None: ...  # those of `capabilities.resizes`
 
-    def enforced(self) -> dict[str, bool]: ...
+    async def set_policy(self, policy: Policy) -> None: ...  # on return nothing that it does not allow is open
+
+    async def traffic(self) -> Traffic: ...  # when it returns, every refusal until now has been told
 
 
 class Backend(Protocol):
     """A place where sandboxes live."""
 
-    async def start(self) -> None: ...
+    async def start(self, events: NetworkEvents) -> None: ...
 
     async def close(self) -> None: ...  # leaves the sandboxes running
 
-    async def create(self, spec: BoxSpec) -> Box: ...  # all or nothing
+    def reserve(self, spec: BoxSpec) -> str: ...  # the id it will have: spec.id, or that of a warm one set aside for it
 
-    async def adopt(
-        self, record: dict[str, Any], *, keep_disk: bool = False
-    ) -> Box | None: ...  # None: dead, now buried
+    async def create(self, spec: BoxSpec) -> Box: ...
 
-    async def destroy(self, record: dict[str, Any], *, keep_disk: bool = False) -> None: ...  # idempotent, verified
+    # All or nothing. Its agent has answered, its boot message and its policy are in force, and whether it was warm cannot be told.
 
-    async def sweep(self, known: set[str]) -> list[str]: ...
+    async def release(self, box: str) -> None: ...  # gives back a reservation that is not used; none is no error
+
+    async def adopt(self, record: Record, policy: Policy, *, keep_disk: bool = False) -> Box | None: ...
+
+    # None: dead, now buried. It has its network again after `reconnect`.
+
+    async def reconnect(
+        self,
+    ) -> set[str]: ...  # once, after all adoptions: the ids that have lost their network for good
+
+    async def destroy(self, record: Record, *, keep_disk: bool = False) -> None: ...
+
+    # Idempotent, verified; `{"id": id}` does for what was half made. The network goes too.
+
+    async def sweep(self, known: set[str]) -> list[str]: ...  # destroys what has our mark and is not known
 
     def disk_used(self, box: str) -> int | None: ...  # bytes its disk takes on the home now; None: none are kept there
 
@@ -173,3 +239,13 @@ class Backend(Protocol):
     async def pick(self, runtime: str) -> str: ...
 
     def capabilities(self, runtime: str) -> Capabilities: ...  # of one that `pick` has named
+
+    async def network(self) -> NetworkStatus: ...
+
+    def prewarm(self, spec: BoxSpec) -> None: ...  # keep warm sandboxes of this kind from now on
+
+    def warm_for(self, spec: BoxSpec) -> int: ...  # how many would serve this one now
+
+    def warmth(self) -> dict[str, Any]: ...  # for `daemon status`
+
+    async def drain(self) -> None: ...  # gives all warm sandboxes up

@@ -23,7 +23,7 @@ from atoll.core.files.verbs import Files
 from atoll.core.policy.hosts import Hosts
 from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
-from atoll.core.policy.network import Loopback, Network
+from atoll.core.policy.network import Network
 from atoll.core.sandboxes.idle_freeze import Doze
 from atoll.core.sandboxes.oneshot import Once
 from atoll.core.sandboxes.reaper import Reaper
@@ -42,16 +42,14 @@ HOST = "host"
 class Core:
     """Everything a daemon can do, on one backend and one state directory."""
 
-    def __init__(
-        self, home: Path, backend: Backend, images: Images, config: Config, network: Network | None = None
-    ) -> None:
+    def __init__(self, home: Path, backend: Backend, images: Images, config: Config) -> None:
         self.home = home
         self.config = config
         self.accounts = Accounts(config.accounts.caps())
         self.workers = Workers(self.accounts)
         self.backend = backend
         self.images = images
-        self.network: Network = network or Loopback()
+        self.network = Network(backend, config.sandboxes.hosts, config.egress)
         self.store = Store(home / "atoll.db")
         self.keys = Keys(home / "atoll.db")
         self.granting = Granting(self.store, freely=config.security.approve_keys_without_terminal)
@@ -87,8 +85,7 @@ class Core:
         if self.config.sandboxes.image == HOST:  # the first sandbox needs it, and looking at all of /usr takes a second
             self.sandboxes.tasks.spawn(self._look_ahead())
         self.connections.withdraw_left_over()
-        await self.network.start()
-        await self.backend.start()
+        await self.backend.start(self.network)
         await reconcile(self.sandboxes, self.commands)
         await self.subagents.end_orphans()
         await self.reaper.reap()
@@ -105,8 +102,6 @@ class Core:
         await self.doze.close()
         await self.reaper.close()
         await self.sandboxes.close()
-        connected = any(row["state"] in ("running", "paused") for row in self.store.living())
-        await self.network.close(keep=connected)
         await self.backend.close()
         self.workers.close()
         self.history.close()

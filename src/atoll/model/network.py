@@ -1,10 +1,24 @@
 """The network: hosts a sandbox may reach, and ports of it that answer outside."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from atoll.model.fields import Answer, Port, Request
+
+
+class Policy(Struct, kw_only=True, frozen=True):
+    """What a sandbox may reach, as a value. `none` is no interface at all; `hosts` without a host is one that leads nowhere.
+
+    `private` are networks that the operator opened for a host, `host_ports` loopback ports of the machine, `held` patterns of names
+    to which a connection waits until somebody has approved it.
+    """
+
+    network: Literal["none", "hosts"] = "none"
+    hosts: tuple[str, ...] = ()
+    private: dict[str, tuple[str, ...]] = {}
+    host_ports: tuple[int, ...] = ()
+    held: tuple[str, ...] = ()
 
 
 class ChangeHosts(Request, kw_only=True):

@@ -23,7 +23,6 @@ from atoll.backends.contract import Backend
 from atoll.backends.local.kernel import rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images
-from atoll.core.policy.network import Network
 from atoll.server.exposed import ExposedPorts
 from atoll.server.server import Listener
 from atoll.surfaces.k8e.grpc.gateway import Gateway
@@ -215,10 +214,20 @@ def allow_many_files() -> None:
 
 def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     from atoll.backends.local import LocalBackend
+    from atoll.backends.local.network import Links
+    from atoll.backends.local.pool import Settings as PoolSettings
+    from atoll.core.policy.network import Settings as EgressSettings
 
     settings = settings or config.Config()
     refuse = settings.security.version_floor == "refuse"
-    return LocalBackend(home, refuse_old=refuse, engine=settings.backend.container_engine)
+    egress = EgressSettings.of(settings.egress, settings.sandboxes.hosts or ())
+    return LocalBackend(
+        home,
+        links=Links(home, egress.servers, egress.limits),
+        pool=PoolSettings.of(settings.pool),
+        refuse_old=refuse,
+        engine=settings.backend.container_engine,
+    )
 
 
 def local_images(home: Path, settings: config.Config) -> Images:
@@ -228,18 +237,9 @@ def local_images(home: Path, settings: config.Config) -> Images:
     return StoredImages(home / "images", settings.images)
 
 
-def local_network(home: Path, settings: config.Config) -> Network | None:
-    """Egress, with the operator's default list and private networks."""
-    from atoll.core.policy.network import Broker
-
-    return Broker(home, settings.sandboxes.hosts, settings.egress)
-
-
 async def serve(home: Path, grpc: list[str] | None = None) -> None:
     settings = config.load(home)
-    core = Core(
-        home, local_backend(home, settings), local_images(home, settings), settings, local_network(home, settings)
-    )
+    core = Core(home, local_backend(home, settings), local_images(home, settings), settings)
     await Daemon(home, core, grpc).run()
 
 

@@ -11,7 +11,7 @@ from atoll.model import CreateSandbox
 async def test_a_refused_create_takes_no_spare(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     who = KeyHolder("key:full", NOBODY, NOBODY, "key", "full", "k", ("use",), {"sandboxes": 0})
     taken: list[object] = []
-    monkeypatch.setattr(core.sandboxes.pool, "claim", lambda *asked: taken.append(asked))
+    monkeypatch.setattr(core.backend, "reserve", lambda *asked: taken.append(asked))
     with pytest.raises(errors.Exhausted):
         await core.sandboxes.create(who, CreateSandbox())
     assert taken == []

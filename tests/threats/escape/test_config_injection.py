@@ -10,7 +10,7 @@ from sandbox_lab import Lab
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.runtimes.probe import new_id
+from atoll.backends.local.paths import new_id
 from atoll.errors import FileNotFound
 from atoll.guest.client import GuestClient
 from atoll.guest.process import Process

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
-from atoll.backends.local.runtimes.probe import new_id
+from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, Unsupported
 
 WAYS = [("container", "absolute"), ("container", "relative"), ("container", "nested"), ("gvisor", "absolute")]

@@ -10,7 +10,7 @@ from atoll.config import Config
 from atoll.core import Core
 from atoll.core.access.principals import local
 from atoll.model import CreateSandbox, ExecSpec, LimitsSpec
-from atoll.server.daemon import local_backend, local_images, local_network
+from atoll.server.daemon import local_backend, local_images
 
 STUBBORN = "trap '' TERM INT HUP; for i in 1 2 3 4 5 6 7 8; do (setsid sh -c 'while :; do :; done' &); done; while :; do :; done"
 
@@ -26,17 +26,17 @@ async def test_links_go_only_when_no_process_is_left(way: str, tmp_path_factory:
         pytest.skip("needs root")
     home = Path(tempfile.mkdtemp(prefix="atb-"))
     settings = Config()
-    core = Core(home, local_backend(home), local_images(home, settings), settings, local_network(home, settings))
+    core = Core(home, local_backend(home), local_images(home, settings), settings)
     await core.start()
     who = local(os.geteuid(), os.getegid())
     seen: list[list[int]] = []
-    detach = core.network.detach
+    detach = core.backend.links.detach  # type: ignore[attr-defined]
 
     async def watched(sandbox: str) -> None:
         seen.append(sorted(core.backend.groups.open(sandbox).pids()) if sandbox in core.backend.groups.names() else [])  # type: ignore[attr-defined]
         await detach(sandbox)
 
-    core.network.detach = watched  # type: ignore[method-assign]
+    core.backend.links.detach = watched  # type: ignore[attr-defined]
     try:
         async with asyncio.timeout(2 * PATIENCE):
             info = await core.sandboxes.create(
@@ -48,6 +48,6 @@ async def test_links_go_only_when_no_process_is_left(way: str, tmp_path_factory:
             assert seen and all(pids == [] for pids in seen), seen
             await core.sandboxes.destroy(who, info.id)
     finally:
-        core.network.detach = detach  # type: ignore[method-assign]
+        core.backend.links.detach = detach  # type: ignore[attr-defined]
         await core.close()
         shutil.rmtree(home, ignore_errors=True)

@@ -36,11 +36,14 @@ class Assembly:
     box: ClassVar[type[LocalBox]]
     agent_holds_pids: ClassVar[bool] = False  # the number of processes is limited by the agent, not by the host
 
-    def __init__(self, backend: "LocalBackend", spec: BoxSpec, engine: "Engine", workspace: Path | None) -> None:
+    def __init__(
+        self, backend: "LocalBackend", spec: BoxSpec, engine: "Engine", workspace: Path | None, *, spare: bool = False
+    ) -> None:
         self.backend = backend
         self.spec = spec
         self.engine = engine
         self._workspace = workspace
+        self._spare = spare  # may be given a network once it has started
         self.paths = backend.paths
         self.run = backend.paths.run(spec.id)
         self.secrets = {"agent_secret": secrets.token_hex(16), "host_secret": secrets.token_hex(16)}
@@ -105,7 +108,7 @@ class Assembly:
     @property
     def networked(self) -> bool:
         """It has a network, or may be given one later."""
-        return self.spec.network is not None or self.spec.network_later
+        return self.spec.policy.network != "none" or self._spare
 
     @property
     def only_reads_the_host(self) -> bool:
@@ -132,8 +135,8 @@ class Assembly:
         try:
             self._step("disk")
             self._step("prepared")
-            if spec.network is not None:
-                await spec.network(launcher.net)
+            if spec.policy.network != "none":
+                await backend.links.attach(spec.id, launcher.net, spec.policy)
             self._step("network")
             await self._start(launcher, base, binds, group)
         finally:
@@ -320,6 +323,7 @@ class Assembly:
             "enforced": enforced,
             "workspace": self.spec.workspace if self._workspace else None,
             "needs": ["filter"] if self.filter() else [],
+            "link": self.backend.links.link(self.spec.id),
             **self.secrets,
         }
 

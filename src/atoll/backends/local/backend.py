@@ -10,13 +10,14 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from atoll.backends import registry
-from atoll.backends.contract import Box, BoxSpec, Capabilities, RuntimeStatus
+from atoll.backends.contract import Box, BoxSpec, Capabilities, NetworkEvents, NetworkStatus, Record, RuntimeStatus
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel import children, disks
@@ -24,15 +25,29 @@ from atoll.backends.local.kernel.cgroups import Groups
 from atoll.backends.local.kernel.disks import Disks
 from atoll.backends.local.kernel.ids import COUNT, IdRanges, OwnIds
 from atoll.backends.local.kernel.rootless import standing
+from atoll.backends.local.network import Loopback, Survivor
 from atoll.backends.local.paths import ID, Paths, check_id
+from atoll.backends.local.pool import Pool, fit
+from atoll.backends.local.pool import Settings as PoolSettings
 from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.backends.local.runtimes.probe import Probes
-from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, Internal, InvalidArgument, NotFound, Unsupported
+from atoll.errors import (
+    AlreadyExists,
+    AtollError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from atoll.model import Policy
 
 log = logging.getLogger("atoll.backend")
 
 ID_LOCKS = Path("/run/atoll/ids")
 LOOP_TIMEOUT = 30.0
+AGENT_TIMEOUT = 30.0
 
 
 class LocalBackend:
@@ -43,6 +58,8 @@ class LocalBackend:
         home: Path | str,
         *,
         runtimes: Sequence[Runtime] | None = None,
+        links: Loopback | None = None,
+        pool: PoolSettings | None = None,
         on_step: Callable[[str, str], None] | None = None,
         refuse_old: bool = False,
         engine: str = "auto",
@@ -57,18 +74,21 @@ class LocalBackend:
         self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
         self.probes = Probes(
             self.paths,
-            self._create,
+            self._create_spare,
             self.destroy,
             runtimes=self._runtimes,
             refuse_old=refuse_old,
             rootless=self.standing.rootless,
         )
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
+        self.links = links or Loopback()
+        self.pool = Pool(self._make_spare, self.destroy, self.capabilities, pool or PoolSettings(0, 0))
         self._boxes: dict[str, LocalBox] = {}
         self._making: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def start(self) -> None:
+    async def start(self, events: NetworkEvents | None = None) -> None:
+        await self.links.start(events or NetworkEvents())
         if os.geteuid() != 0:
             raise Unsupported("not root here", hint="an ordinary user's daemon enters a user namespace first")
         children.become_subreaper()
@@ -82,6 +102,8 @@ class LocalBackend:
 
     async def close(self) -> None:
         """Let go of everything; the sandboxes live on for the next daemon."""
+        await self.pool.close()
+        await self.links.close(keep=bool(self._boxes))
         for box in self._boxes.values():
             box.release()
         self._boxes.clear()
@@ -89,28 +111,59 @@ class LocalBackend:
 
     # Making and finding
 
-    async def create(self, spec: BoxSpec) -> Box:
-        return await self._create(spec, await self._engine(spec.runtime))
+    def reserve(self, spec: BoxSpec) -> str:
+        return self.pool.reserve(spec) or spec.id
 
-    async def _create(self, spec: BoxSpec, engine: Engine) -> LocalBox:
+    async def release(self, box: str) -> None:
+        await self.pool.release(box)
+
+    async def create(self, spec: BoxSpec) -> Box:
+        spare = self.pool.take(spec.id)
+        if spare is not None:
+            return await self._claim(spare, spec)
+        with self.pool.stand_back():
+            return await self._create(spec, await self._engine(spec.runtime))
+
+    async def _claim(self, spare: LocalBox, spec: BoxSpec) -> LocalBox:
+        """Make a spare what was asked for; if that fails, nothing is left of it."""
+        try:
+            async with _answering():
+                await fit(spare, spec)
+        except BaseException:
+            await _to_the_end(self._clean_up(spare.record, keep_disk=False))
+            raise
+        return spare
+
+    async def _make_spare(self, spec: BoxSpec) -> LocalBox:
+        return await self._create_spare(spec, await self._engine(spec.runtime))
+
+    async def _create_spare(self, spec: BoxSpec, engine: Engine) -> LocalBox:
+        return await self._create(spec, engine, spare=True)
+
+    async def _create(self, spec: BoxSpec, engine: Engine, *, spare: bool = False) -> LocalBox:
         check_id(spec.id)
+        if not spec.hostname:
+            spec = replace(spec, hostname=f"sandbox-{spec.id[:12]}")
         with self._exclusive(spec.id):
             try:
                 workspace = self._workspace(spec)
-                box = await engine.runtime.assembly(self, spec, engine, workspace).make()
+                box = await engine.runtime.assembly(self, spec, engine, workspace, spare=spare).make()
+                box.links, box.policy = self.links, spec.policy
+                self._boxes[spec.id] = box
+                async with _answering():
+                    await box.client.connection()
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
-                await _to_the_end(self._clean_up(spec.id, keep_disk=spec.disk is not None))
+                await _to_the_end(self._clean_up({"id": spec.id}, keep_disk=spec.disk is not None))
                 raise
-            self._boxes[spec.id] = box
             return box
 
-    async def _clean_up(self, box: str, *, keep_disk: bool) -> None:
+    async def _clean_up(self, record: Record, *, keep_disk: bool) -> None:
         """After a failed create, whose own error is the one to tell. What stays is swept by the next daemon."""
         try:
-            await self._bury({"id": box}, keep_disk=keep_disk)
+            await self._bury(record, keep_disk=keep_disk)
         except (AtollError, OSError) as error:
-            log.error("sandbox %s could not be made and is not wholly gone: %s", box, error)
+            log.error("sandbox %s could not be made and is not wholly gone: %s", record["id"], error)
 
     @contextmanager
     def _exclusive(self, box: str) -> Iterator[None]:
@@ -136,7 +189,7 @@ class LocalBackend:
             raise NotFound(f"sandbox {spec.workspace} has no workspace to share")
         return image
 
-    async def adopt(self, record: dict[str, Any], *, keep_disk: bool = False) -> Box | None:
+    async def adopt(self, record: Record, policy: Policy | None = None, *, keep_disk: bool = False) -> Box | None:
         box, pid = check_id(str(record["id"])), int(record["pid"])
         if box in self._boxes:
             return self._boxes[box]
@@ -148,8 +201,17 @@ class LocalBackend:
                 init.close()
             await self.destroy(record, keep_disk=keep_disk)
             return None
-        self._boxes[box] = self._living(dict(record), init)
-        return self._boxes[box]
+        living = self._boxes[box] = self._living(dict(record), init)
+        living.links, living.policy = self.links, policy or Policy()
+        return living
+
+    async def reconnect(self) -> set[str]:
+        """Give every adopted sandbox its network with its own policy; returns those that have lost theirs for good."""
+        known = list(self._boxes.values())
+        lost = await self.links.readopt(Survivor(box.id, box.record.get("link"), box.policy, box.pid) for box in known)
+        for box in known:
+            box.record["link"] = self.links.link(box.id)
+        return lost
 
     def _living(self, record: dict[str, Any], init: children.Watched) -> LocalBox:
         return self._runtimes[record["runtime"]].adopt(record, self.paths, self.groups.open(record["id"]), init)
@@ -169,6 +231,7 @@ class LocalBackend:
         box = check_id(str(record["id"]))
         if box in self._making:
             raise FailedPrecondition(f"sandbox {box} is being made")
+        self.pool.take(box)  # what was set aside and never used
         async with self._locks.setdefault(box, asyncio.Lock()):
             await self._bury(record, keep_disk=keep_disk)
         self._locks.pop(box, None)
@@ -178,6 +241,7 @@ class LocalBackend:
         box = check_id(str(record["id"]))
         group = self.groups.open(box)
         if living := self._boxes.pop(box, None):
+            await living.client.close()
             await living.kill()
             await asyncio.to_thread(living.unmount)
             living.release()
@@ -189,6 +253,8 @@ class LocalBackend:
         await children.reap_orphans(children.in_group(self.groups.path(box), base), others=inits)
         for engine in self._engines:
             _remove(self.paths.state(engine, box))
+        if living is None:
+            await self.links.detach(box)
         await group.remove()
         _remove(self.paths.run(box))
         await self._detached(record)
@@ -282,6 +348,23 @@ class LocalBackend:
     def capabilities(self, runtime: str) -> Capabilities:
         return self._runtimes[runtime].capabilities
 
+    async def network(self) -> NetworkStatus:
+        return await self.links.status()
+
+    # Warm sandboxes
+
+    def prewarm(self, spec: BoxSpec) -> None:
+        self.pool.prewarm(spec)
+
+    def warm_for(self, spec: BoxSpec) -> int:
+        return self.pool.ready_for(spec)
+
+    def warmth(self) -> dict[str, Any]:
+        return self.pool.status()
+
+    async def drain(self) -> None:
+        await self.pool.drain()
+
     async def _engine(self, runtime: str) -> Engine:
         return await self.probes.engine(await self.pick(runtime))
 
@@ -293,6 +376,16 @@ def _engine_state(directory: Path) -> tuple[int, int]:
     if runc.exists():
         return int(state["init_process_pid"]), int(state["init_process_start"])
     return int(state["pid"]), int(state["process-start-time"])
+
+
+@asynccontextmanager
+async def _answering() -> AsyncIterator[None]:
+    """The agent has so long to answer."""
+    try:
+        async with asyncio.timeout(AGENT_TIMEOUT):
+            yield
+    except TimeoutError:
+        raise Unavailable("the sandbox's agent did not come up in time") from None
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

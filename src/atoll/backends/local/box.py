@@ -7,11 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import Capabilities, Ended, Limits, Usage
+from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Traffic, Usage
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.network import Loopback, namespace_of
 from atoll.backends.local.paths import Paths
 from atoll.errors import SandboxGone
+from atoll.guest import GuestClient
+from atoll.model import Policy
 
 KILL_TIMEOUT = 30.0
 SOCKET = "agent.sock"  # in the run directory; the agent listens on it
@@ -25,6 +28,15 @@ class LocalBox:
     ) -> None:
         self.capabilities = capabilities
         self._record = record
+        self.links = Loopback()  # set by the backend
+        self.policy = Policy()
+        self.client = GuestClient(
+            self.connect,
+            host_secret=record["host_secret"],
+            agent_secret=record["agent_secret"],
+            agent_first=bool(record.get("agent_first", False)),
+            needs=record.get("needs", ()),
+        )
         self._paths = paths
         self._group = group
         self._init = init
@@ -40,6 +52,14 @@ class LocalBox:
     @property
     def record(self) -> dict[str, Any]:
         return self._record
+
+    @property
+    def facts(self) -> BoxFacts:
+        record = self._record
+        return BoxFacts(
+            self.id, record["runtime"], record["engine"], Limits.from_json(record["limits"]), dict(record["enforced"]),
+            self.pid,
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -62,6 +82,22 @@ class LocalBox:
                 await self.wait()
         if not self._group.is_empty():
             await self._group.kill()
+        await self.links.detach(self.id)
+
+    async def join(self, policy: Policy) -> None:
+        """Give a started sandbox its network."""
+        self.policy = policy
+        if policy.network != "none":
+            with namespace_of(self.pid) as netns:
+                await self.links.attach(self.id, netns, policy)
+            self._record["link"] = self.links.link(self.id)
+
+    async def set_policy(self, policy: Policy) -> None:
+        await self.links.update(self.id, policy)
+        self.policy = policy
+
+    async def traffic(self) -> Traffic:
+        return await self.links.traffic(self.id)
 
     def _hold_mounts(self) -> None:
         if not self._mounts and not self._init.over:
@@ -92,20 +128,17 @@ class LocalBox:
         return Usage(memory, peak, self._group.cpu_us(), self._group.count(), used, total, self._group.oom_kills())
 
     async def update_limits(self, limits: Limits) -> None:
-        """Those of the control group change at once; disk and open files are fixed when a sandbox starts."""
+        """Those that the runtime can change do so at once; the others were fixed when the sandbox started."""
         self._alive()
-        self._record["enforced"] = {**self._record["enforced"], **self.apply(self._group, limits)}
-        kept = Limits.from_json(self._record["limits"])
-        fixed = {"disk_mb": kept.disk_mb, "files": kept.files, "shm_mb": kept.shm_mb}
-        self._record["limits"] = {**limits.to_json(), **fixed}
+        wanted, can = limits.to_json(), self.capabilities.resizes
+        chosen = {name: wanted[name] if name in can else kept for name, kept in self._record["limits"].items()}
+        held = self.apply(self._group, Limits.from_json(chosen))
+        self._record |= {"enforced": {**self._record["enforced"], **held}, "limits": chosen}
 
     @staticmethod
     def apply(group: Group, limits: Limits) -> dict[str, bool]:
         """Put limits in force; which of them the host holds."""
         return group.apply(limits)
-
-    def enforced(self) -> dict[str, bool]:
-        return dict(self._record["enforced"])
 
     def release(self) -> None:
         """Stop watching; the sandbox goes on, and `wait` is for the next daemon to answer."""

@@ -4,6 +4,8 @@ without a record."""
 import hashlib
 import os
 import re
+import secrets
+from base64 import b32encode
 from pathlib import Path
 
 from atoll.errors import InvalidArgument, Unsupported
@@ -65,6 +67,11 @@ class Paths:
             ):
                 return candidate
         raise Unsupported("no directory to build sandboxes on", hint=f"make one of {', '.join(_STAGES)} with mode 0755")
+
+
+def new_id() -> str:
+    """A sandbox id: 100 random bits in lower-case base32."""
+    return b32encode(secrets.token_bytes(13)).decode().lower()[:20]
 
 
 def check_id(box: str) -> str:

@@ -15,6 +15,7 @@ from atoll.guest import Exit, Process, ProgramNotStarted
 from atoll.model import Chunk, CommandInfo, ExecResult, shown
 
 SETTLE = 15.0
+TOLD = 2.0  # so long a result waits for the refusals of the network
 
 
 class Running:
@@ -92,8 +93,10 @@ class Running:
     async def finish(self, ended: Exit) -> Chunk | None:
         """Record the end. What is said about it at the end of stderr, if anything."""
         oom = await self._out_of_memory(ended)
-        if self.live.network is not None and (ended.code or ended.signal):
-            await self.live.network.settle(self.live.id)
+        if ended.code or ended.signal:
+            with contextlib.suppress(errors.AtollError, TimeoutError):
+                async with asyncio.timeout(TOLD):
+                    await self.live.box.traffic()  # then every refusal of its network has been told
         status = "timed_out" if ended.timed_out else "cancelled" if ended.cancelled else "completed"
         code = ended.code if ended.signal is None else 128 + ended.signal
         if code is None and status == "completed":
@@ -116,7 +119,7 @@ class Running:
 
     def _say_out_of_memory(self) -> Chunk:
         """A last line of stderr, and an event: the program itself could say nothing any more."""
-        limit = self.live.box.record.get("limits", {}).get("memory_mb")
+        limit = self.live.box.facts.limits.memory_mb
         line = f"atoll: out of memory: a program was killed (the limit is {limit} MB)\n".encode()
         channel = 1 if self.spec.get("pty") else 2
         offset = self.output.kept[channel].total

@@ -5,11 +5,12 @@ from contextlib import nullcontext
 from typing import Any
 
 from atoll import errors
+from atoll.backends.contract import Traffic
 from atoll.core.access import quotas
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
-from atoll.core.policy.network import Network
+from atoll.core.policy.network import Network, of_stored
 from atoll.core.sandboxes.state import host_name
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
@@ -35,16 +36,17 @@ class Hosts(Part):
         """The list in force, and what went where."""
         row = self._sandboxes.known(who, ref)
         policy = row["record"].get("policy", {})
-        counters = await self._network.counters(row["id"])
+        live = self._sandboxes.live.get((who.owner, row["id"]))
+        traffic = await live.box.traffic() if live is not None else Traffic()
         return HostsInfo(
             sandbox_id=row["id"],
             network=policy.get("network", "none"),
             hosts=policy.get("hosts", []),
             default=bool(policy.get("default")),
             host_ports=policy.get("host_ports", []),
-            used=counters.get("hosts", {}),
-            refused=counters.get("refused", 0),
-            open=counters.get("open", 0),
+            used={host: dict(counts) for host, counts in traffic.hosts.items()},
+            refused=traffic.refused,
+            open=traffic.open,
         )
 
     async def set(self, who: Principal, ref: str, hosts: list[str] | None) -> list[str]:
@@ -70,7 +72,7 @@ class Hosts(Part):
             if row["parent_id"] is not None:
                 self._check_parent(row["parent_id"], wanted["hosts"])
             if live is not None and live.state in ("running", "paused"):
-                await self._network.update(sandbox, wanted)
+                await live.box.set_policy(of_stored(wanted))
             row = self._store.sandbox(sandbox) or row
             self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
             self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
@@ -95,7 +97,7 @@ class Hosts(Part):
                 return
             wanted = {**policy, "hosts": [host for host in policy["hosts"] if host not in gone], "default": False}
             if live is not None and live.state in ("running", "paused"):
-                await self._network.update(sandbox, wanted)
+                await live.box.set_policy(of_stored(wanted))
             self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
             self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
 
@@ -137,11 +139,10 @@ class Hosts(Part):
                 return
         self._history.record(event.sandbox, owner, "blocked", **told)
 
-    def _traffic(self, sandbox: str, counters: dict[str, Any]) -> None:
+    def _traffic(self, sandbox: str, traffic: Traffic) -> None:
         row = self._store.sandbox(sandbox)
         if row is not None:
-            used = {"hosts": counters.get("hosts", {}), "refused": counters.get("refused", 0)}
-            self._history.record(sandbox, row["owner"], "traffic", **used)
+            self._history.record(sandbox, row["owner"], "traffic", hosts=traffic.hosts, refused=traffic.refused)
 
 
 def not_among(parents: list[str], asked: list[str]) -> list[str]:

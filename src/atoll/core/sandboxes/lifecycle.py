@@ -14,7 +14,6 @@ from typing import Any
 from atoll import accounts, errors
 from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.commands.history import History
-from atoll.core.policy.network import Network
 from atoll.core.sandboxes.state import Live, gone
 from atoll.core.store.space import Space
 from atoll.core.store.sqlite import Row, Store, StoreFailed
@@ -23,17 +22,15 @@ from atoll.core.tasks import Tasks
 
 log = logging.getLogger("atoll.sandboxes")
 
-DETACH_TIMEOUT = 20.0  # seconds for egress to let a link go; a broker that hangs must not keep a sandbox from ending
 REMOVE_AGAIN = (1.0, 10.0, 60.0)  # seconds; after that it is the next daemon's sweep that finds it
 
 
 class Lifecycle:
     """`live` holds the sandboxes with a box, by owner and id."""
 
-    def __init__(self, store: Store, backend: Backend, network: Network, history: History) -> None:
+    def __init__(self, store: Store, backend: Backend, history: History) -> None:
         self.store = store
         self.backend = backend
-        self.network = network
         self.history = history
         self.live: dict[tuple[str, str], Live] = {}
         self.changed = asyncio.Event()  # for the reaper: some deadline may have moved
@@ -49,7 +46,6 @@ class Lifecycle:
     def adopt(self, row: Row, box: Box) -> Live:
         """Take over a box made by a daemon before us."""
         live = Live(row, box)
-        live.network = self.network
         self.enter(live)
         return live
 
@@ -133,7 +129,6 @@ class Lifecycle:
             await live.client.close(gone(live.id, kind, detail, by))
             await self._end_children(live.id, by)
             await self.backend.destroy(live.box.record, keep_disk=True)
-            await self._detach(live.id)
             live.state = "stopped"
             now = time.time()
             values: dict[str, Any] = {"state": "stopped", "last_active": now}
@@ -195,7 +190,6 @@ class Lifecycle:
             live.ending = ("stopped", "", "atoll")
             await self._cut(live)
         await self.backend.destroy(box or {"id": row["id"]}, keep_disk=box is not None)
-        await self.network.detach(row["id"])
         record = {**row["record"], "box": box} if box is not None else row["record"]
         self.store.update_sandbox(row["id"], state="stopped", record=record)
 
@@ -209,7 +203,6 @@ class Lifecycle:
         log.warning("creating %s failed: %s: %s", sandbox, type(error).__name__, error)
         try:
             await self.backend.destroy({"id": sandbox})
-            await self.network.detach(sandbox)
         except Exception:
             log.exception("what creating %s left could not be removed; it is tried again later", sandbox)
             with suppress(StoreFailed):
@@ -228,9 +221,8 @@ class Lifecycle:
         await self._over(row, kind, detail, by)
 
     async def _over(self, row: Row, kind: str, detail: str, by: str) -> None:
-        """No process is left. When there is no link either, it is said to have ended."""
+        """No process and no link is left: it is said to have ended."""
         sandbox, now = row["id"], time.time()
-        await self._detach(sandbox)
 
         def ended() -> None:
             self.store.end_sandbox(sandbox, kind, detail, by, now)
@@ -242,13 +234,6 @@ class Lifecycle:
         said = {"state": "ended", "end_kind": kind, "end_detail": detail, "end_by": by, "ended_at": now}
         self.unwritten.write(sandbox, ended, **said)
         self.changed.set()
-
-    async def _detach(self, sandbox: str) -> None:
-        try:
-            async with asyncio.timeout(DETACH_TIMEOUT):
-                await self.network.detach(sandbox)
-        except TimeoutError:
-            log.error("the network link of sandbox %s could not be taken away in time", sandbox)
 
     async def _remove(self, record: dict[str, Any]) -> None:
         """Take away what a dead sandbox occupied: mounts, groups, disk. Nobody has to wait for that."""

@@ -1,9 +1,7 @@
 """From a request to a running box: every choice made once, a box started for it or taken from the pool, its agent awake."""
 
-import asyncio
-import os
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +9,20 @@ from typing import Any
 import msgspec
 
 from atoll import errors
-from atoll.backends.contract import Backend, Box, BoxSpec, Limits, Mount
+from atoll.backends.contract import Backend, BoxSpec, Limits, Mount, Record
 from atoll.config import Config
 from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.core.policy import profiles
 from atoll.core.policy.images import Chosen, Images
 from atoll.core.policy.mounts import host_mounts
-from atoll.core.policy.network import Network
-from atoll.core.sandboxes.idle_freeze import rouse
-from atoll.core.sandboxes.pool import Pool
-from atoll.core.sandboxes.pool import Settings as PoolSettings
-from atoll.core.sandboxes.state import Live, host_name
+from atoll.core.policy.network import policy_of
+from atoll.core.sandboxes.state import Live
 from atoll.core.store.sqlite import Row
 from atoll.model import CreateSandbox
 from atoll.profiles import MODES
 
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
-AGENT_TIMEOUT = 30.0
 WARM_MEMORY_MB, WARM_PIDS = 128, 32  # the least a sandbox must have to keep an interpreter waiting
 NODE_MEMORY_MB, NODE_PIDS = 256, 128  # the same for a Node; the agent also looks at what is in use
 TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
@@ -53,7 +47,7 @@ class Plan:
         *,
         expires_at: float | None = None,
         parent: str | None = None,
-        disk: dict[str, Any] | None = None,
+        disk: Record | None = None,
     ) -> BoxSpec:
         spec, profile = self.spec, profiles.of(self.spec)
         return BoxSpec(
@@ -62,12 +56,13 @@ class Plan:
             runtime=runtime,
             limits=self.limits,
             required=self.required,
-            hostname=host_name(sandbox, None if (spec.name or "").startswith(TEMPORARY) else spec.name),
+            hostname="" if (spec.name or "").startswith(TEMPORARY) else spec.name or "",
             boot={
                 "env": {**self.base_env, **spec.env},
                 "deadline_ms": agent_deadline(expires_at),
                 "warm": self.warm,
             },
+            base_env=self.base_env,
             mounts=self.mounts,
             workspace=parent,
             disk=disk,
@@ -80,14 +75,11 @@ class Plan:
 class Boxes:
     """Makes boxes on one backend. What becomes of them afterwards is `lifecycle.py`'s."""
 
-    def __init__(self, backend: Backend, images: Images, network: Network, config: Config, home: Path) -> None:
+    def __init__(self, backend: Backend, images: Images, config: Config, home: Path) -> None:
         self._backend = backend
         self._images = images
-        self._network = network
         self._config = config
         self._home = home
-        self._spares = PoolSettings.of(config.pool)
-        self.pool = Pool(backend, self._spares)
         self._agents: dict[str, BoxSpec] = {}  # what a sandbox of each mode is made as
 
     async def runtime(self, asked: str) -> str:
@@ -124,7 +116,7 @@ class Boxes:
         """Keep spares of the default sandbox, or of a mode's, from now on."""
         runtime = await self.runtime("auto")
         plan = await self._plan_of(mode)
-        self.pool.prewarm(plan.box("", runtime), plan.base_env)
+        self._backend.prewarm(plan.box("", runtime))
         for name in MODES:
             self._agents[name] = (await self._plan_of(name)).box("", runtime)
 
@@ -134,67 +126,20 @@ class Boxes:
 
     def warmth(self) -> dict[str, Any]:
         """Return the pool, how many spares of each kind the operator wants, and those that fit each agent's mode."""
-        agents = {name: self.pool.ready_for(spec) for name, spec in self._agents.items()}
-        bounds = {"floor": self._spares.floor, "ceiling": self._spares.ceiling}
-        return {**self.pool.status(), **bounds, "agents": agents}
+        agents = {name: self._backend.warm_for(spec) for name, spec in self._agents.items()}
+        return {**self._backend.warmth(), "agents": agents}
 
-    def claim(self, plan: Plan, wanted: BoxSpec) -> Box | None:
-        """A warm sandbox; None is a cold start."""
-        if not plan.spec.start or wanted.hostname != host_name(wanted.id):  # a started one cannot take a host name
-            return None
-        return self.pool.claim(wanted, plan.base_env)
-
-    async def boot(self, row: Row, wanted: BoxSpec, spare: Box | None = None) -> Live:
-        """The box of a row, with its network, and an agent that answers."""
-        wanted = replace(wanted, network=await self._network.attach(row["id"], row["record"]["policy"]))
-        box = await self._backend.create(wanted) if spare is None else spare
+    async def boot(self, row: Row, wanted: BoxSpec) -> Live:
+        """The box of a row, with its policy in force, and an agent that answers."""
+        box = await self._backend.create(replace(wanted, policy=policy_of(row["record"])))
         live = Live({**row, "state": "running"}, box)
-        live.network = self._network
-        if spare is not None:
-            live.client = self.pool.greeted(spare) or live.client
         try:
-            async with asyncio.timeout(AGENT_TIMEOUT):
-                if spare is None:
-                    await live.client.connection()
-                else:
-                    await rouse(spare)
-                    await _both(_fit(spare, wanted), live.client.request("configure", **wanted.boot))
-                if live.spec.workdir != "/workspace":
-                    await _check_workdir(live)
-        except TimeoutError:
-            raise errors.Unavailable("the sandbox's agent did not come up in time") from None
+            if live.spec.workdir != "/workspace":
+                await _check_workdir(live)
         except BaseException:
             await live.client.close()
             raise
         return live
-
-
-async def _both(*work: Coroutine[Any, Any, Any]) -> None:
-    """Side by side, to the end of both or the first failure; nothing of it goes on afterwards."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-async def _fit(spare: Box, wanted: BoxSpec) -> None:
-    """Give a claimed sandbox all that a cold start would have given it, before any of the caller's code runs."""
-    if spare.record["limits"] != wanted.limits.to_json():
-        await spare.update_limits(wanted.limits)
-    held = spare.enforced()
-    if missing := sorted(name for name in wanted.required if not held.get(name, False)):
-        raise errors.Unsupported(
-            f"this host cannot hold the limit {missing[0]}", hint="leave it out, or see `atoll doctor`"
-        )
-    if wanted.network is not None:
-        netns = os.open(f"/proc/{spare.record['pid']}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            await wanted.network(netns)
-        finally:
-            os.close(netns)
 
 
 async def _check_workdir(live: Live) -> None:

@@ -10,7 +10,7 @@ import time
 
 from atoll import accounts, errors
 from atoll.core.commands.verbs import Commands
-from atoll.core.policy.network import Survivor
+from atoll.core.policy.network import policy_of
 from atoll.core.sandboxes.idle_freeze import rouse
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Row
@@ -55,21 +55,14 @@ def _account(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
 
 async def _reconnect(sandboxes: Sandboxes) -> None:
     """Every living sandbox gets its network back with its own policy; one that cannot is ended, never left with another."""
-    survivors = []
-    for live in sandboxes.live.values():
-        row = sandboxes.store.sandbox(live.id)
-        if row is not None:
-            record = row["record"]
-            survivors.append(
-                Survivor(live.id, record.get("link"), record.get("policy", {}), live.box.record.get("pid"))
-            )
-    for sandbox in await sandboxes.network.readopt(survivors):
+    for sandbox in await sandboxes.backend.reconnect():
         log.error("sandbox %s has lost its network", sandbox)
         await sandboxes.retire(sandbox, "lost", "its network could not be connected again")
-    for one in survivors:
-        link, row = sandboxes.network.link(one.sandbox), sandboxes.store.sandbox(one.sandbox)
-        if row is not None and row["state"] != "ended" and link != one.link:
-            sandboxes.store.update_sandbox(one.sandbox, record={**row["record"], "link": link})
+    for live in list(sandboxes.live.values()):
+        row = sandboxes.store.sandbox(live.id)
+        if row is not None and row["record"].get("box") != live.box.record:
+            record = {key: value for key, value in row["record"].items() if key != "link"}
+            sandboxes.store.update_sandbox(live.id, record={**record, "box": live.box.record})
 
 
 async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
@@ -78,7 +71,6 @@ async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
     if state == "creating":
         log.warning("undoing the half-made sandbox %s", sandbox)
         await sandboxes.backend.destroy({"id": sandbox})
-        await sandboxes.network.detach(sandbox)
         sandboxes.store.forget_sandbox(sandbox)
     elif state == "ending":
         await sandboxes.end(sandbox, row["end_kind"] or "lost", row["end_detail"] or "", row["end_by"] or "atoll")
@@ -86,7 +78,6 @@ async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
         await sandboxes.end(sandbox, "expired", "", "atoll")
     elif state == "stopping":
         await sandboxes.backend.destroy(box_record or {"id": sandbox}, keep_disk=True)
-        await sandboxes.network.detach(sandbox)
         sandboxes.store.update_sandbox(sandbox, state="stopped")
     elif state in ("running", "paused"):
         await _adopt(sandboxes, commands, row)
@@ -94,10 +85,12 @@ async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
 
 async def _adopt(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
     sandbox, persistent = row["id"], bool(row["spec"].get("persistent"))
-    box = await sandboxes.backend.adopt(row["record"]["box"], keep_disk=persistent)
+    record = row["record"]["box"]
+    if "link" in row["record"]:  # version 0.1 kept it beside the box
+        record = {**record, "link": row["record"]["link"]}
+    box = await sandboxes.backend.adopt(record, policy_of(row["record"]), keep_disk=persistent)
     detail = "it ended while the daemon was away"
     if box is None and persistent:
-        await sandboxes.network.detach(sandbox)
         sandboxes.store.update_sandbox(sandbox, state="stopped", end_kind="lost", end_detail=detail, end_by="atoll")
         sandboxes.history.record(sandbox, row["owner"], "stopped", reason="lost", detail=detail, by="atoll")
         return

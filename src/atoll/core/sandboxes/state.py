@@ -17,7 +17,6 @@ from atoll.model import CreateSandbox, convert
 
 if TYPE_CHECKING:
     from atoll.core.commands.command import Running
-    from atoll.core.policy.network import Network
 
 REMEMBERED = 32
 REMEMBERED_BYTES = 8 * 1024 * 1024
@@ -39,7 +38,7 @@ class Live:
         self.last_active: float = row["last_active"]
         self.stored_active = self.last_active
         self.box = box
-        self.client = connect(box)
+        self.client = box.client
         self.changing = asyncio.Lock()
         self.commands: dict[str, Running] = {}
         self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
@@ -49,7 +48,6 @@ class Live:
         self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
         self.watcher: asyncio.Task[None] | None = None
         self.oom_kills = 0
-        self.network: Network | None = None  # where it is connected; None for plain backends of tests
         self.parent_id: str | None = row.get("parent_id")
         self.parent: Live | None = None
         self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
@@ -58,14 +56,14 @@ class Live:
 
     def row(self) -> Row:
         """Its record from what is known without the store; enough to end it and to tell of that."""
-        held = self.box.enforced()
+        facts = self.box.facts
         limits = {
-            key: {"value": value, "enforced": held.get(key, False)}
-            for key, value in self.box.record.get("limits", {}).items()
+            key: {"value": value, "enforced": facts.enforced.get(key, False)}
+            for key, value in facts.limits.to_json().items()
         }
         return {
             "id": self.id, "owner": self.owner, "name": self.name, "state": self.state, "parent_id": self.parent_id,
-            "runtime": self.box.record.get("runtime", self.spec.runtime), "image": self.spec.image,
+            "runtime": facts.runtime, "image": self.spec.image,
             "spec": msgspec.to_builtins(self.spec), "record": {"box": self.box.record, "limits": limits},
             "created_at": self.created_at, "expires_at": self.expires_at, "idle_timeout": self.idle_timeout,
             "last_active": self.last_active, "ended_at": None, "end_kind": None, "end_detail": None, "end_by": None,
@@ -132,17 +130,6 @@ class Live:
 def host_name(sandbox: str, name: str | None = None) -> str:
     """What a sandbox calls itself inside."""
     return name or f"sandbox-{sandbox[:12]}"
-
-
-def connect(box: Box) -> GuestClient:
-    record = box.record
-    return GuestClient(
-        box.connect,
-        host_secret=record["host_secret"],
-        agent_secret=record["agent_secret"],
-        agent_first=bool(record.get("agent_first", False)),
-        needs=record.get("needs", ()),
-    )
 
 
 def gone(sandbox: str, kind: str, detail: str, by: str) -> errors.SandboxGone:

@@ -30,7 +30,7 @@ from atoll.core.policy.images import WATCHER, Images
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.lifecycle import Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
-from atoll.core.sandboxes.state import Live, host_name
+from atoll.core.sandboxes.state import Live
 from atoll.core.store import rows
 from atoll.core.store.space import Space
 from atoll.core.store.sqlite import LIVE, Row, Store, StoreFailed
@@ -66,10 +66,10 @@ class Sandboxes(Part, Lifecycle):
         home: Path,
         vault: Vault,
     ) -> None:
-        super().__init__(store, backend, network, history)
+        super().__init__(store, backend, history)
+        self.network = network
         self.config = config
-        self.boxes = Boxes(backend, images, network, config, home)
-        self.pool = self.boxes.pool
+        self.boxes = Boxes(backend, images, config, home)
         self._vault = vault
         self.keep_s = config.sandboxes.keep_s
         self.keep_bytes = config.sandboxes.keep_disk_mb << 20
@@ -293,7 +293,6 @@ class Sandboxes(Part, Lifecycle):
 
     async def close(self) -> None:
         """The daemon leaves; sandboxes stay. Channels are cut first, so that nothing is cancelled inside."""
-        await self.pool.close()
         for live in self.live.values():
             await live.client.close(errors.Unavailable("the daemon is stopping"))
             if live.watcher is not None:
@@ -341,9 +340,10 @@ class Sandboxes(Part, Lifecycle):
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
         # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
         quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
-        spare = self.boxes.claim(plan, box)
-        if spare is not None:  # it has an id already
-            row["id"], box = spare.id, replace(box, id=spare.id, hostname=host_name(spare.id))
+        if spec.start:  # a warm one has an id already
+            row["id"] = self.backend.reserve(box)
+            box = replace(box, id=row["id"])
+        used = False
         try:
             self.accounts.charge(DISK, self.space.promise(row), sandbox_account(row["id"]), owner_account(who.owner))
             self.store.add_sandbox(row, [spec.alias] if spec.alias else [], self.config.sandboxes.max_count)
@@ -351,9 +351,8 @@ class Sandboxes(Part, Lifecycle):
                 self.store.finish_create(row["id"], state="stopped")
                 return self._created(who, row)
             try:
-                claimed, spare = spare, None
-                with self.pool.stand_back(cold=claimed is None):
-                    live = await self.boxes.boot(row, box, claimed)
+                used = True
+                live = await self.boxes.boot(row, box)
                 self.enter(live)
             except BaseException as error:
                 await self.undo(row["id"], error)
@@ -363,8 +362,8 @@ class Sandboxes(Part, Lifecycle):
             self.accounts.end(sandbox_account(row["id"]))
             raise
         finally:
-            if spare is not None:  # refused before it was used
-                self.tasks.spawn(self.pool.discard(spare))
+            if not used:  # refused before
+                self.tasks.spawn(self.backend.release(row["id"]))
         self.store.finish_create(live.id, state="running", record=self._record(live, row))
         return self._created(who, row)
 
@@ -424,7 +423,7 @@ class Sandboxes(Part, Lifecycle):
         return live
 
     def _record(self, live: Live, row: Row) -> dict[str, Any]:
-        return rows.with_box(row["record"], live, self.network.link(live.id))
+        return rows.with_box(row["record"], live)
 
     def _row_after(self, before: Row) -> Row:
         """The record of a sandbox that was just ended or stopped, whatever became of the store."""

@@ -48,11 +48,11 @@ def hash_request(spec: CreateSandbox) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def with_box(record: dict[str, Any], live: Live, link: Any) -> dict[str, Any]:
-    """The record with its box, its network, and which limits this host really holds."""
-    held = live.box.enforced()
+def with_box(record: dict[str, Any], live: Live) -> dict[str, Any]:
+    """The record with its box, and which limits this host really holds."""
+    held = live.box.facts.enforced
     limits = {k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()}
-    return {**record, "box": live.box.record, "limits": limits, "link": link}
+    return {**record, "box": live.box.record, "limits": limits}
 
 
 def starts_when_used(row: Row) -> bool:
@@ -96,7 +96,7 @@ def info(row: Row, live: Live | None) -> SandboxInfo:
         background_runs=live.background_runs if live else 0,
         labels=spec.get("labels", {}),
         workdir=spec.get("workdir", "/workspace"),
-        pid=live.box.record.get("pid") if live else None,
+        pid=live.box.facts.pid if live else None,
         end=end,
         parent_id=row["parent_id"],
         secret_env_vars=sorted(secret["env"] for secret in spec.get("secrets", [])),

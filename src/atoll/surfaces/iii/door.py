@@ -166,10 +166,12 @@ class Door:
 
     async def _note_traffic(self, sandbox: str) -> None:
         with suppress(errors.AtollError):
-            used = (await self.core.network.counters(sandbox)).get("hosts", {})
-            total = sum(value for host in used.values() for value in host.values() if isinstance(value, int))
             live = self.core.sandboxes.live.get((self.who.owner, sandbox))
-            if total != self._traffic.get(sandbox, 0) and live is not None:
+            if live is None:
+                return
+            used = (await live.box.traffic()).hosts
+            total = sum(value for host in used.values() for value in host.values() if isinstance(value, int))
+            if total != self._traffic.get(sandbox, 0):
                 live.touch()
             self._traffic[sandbox] = total
 

@@ -84,12 +84,6 @@ class GvisorBox(LocalBox):
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await self._door.connect()
 
-    async def update_limits(self, limits: Limits) -> None:
-        """Processes and memory are fixed too: the agent holds those limits, and was told them when it started."""
-        kept = Limits.from_json(self._record["limits"])
-        fixed = {"pids": kept.pids, "memory_mb": kept.memory_mb}
-        await super().update_limits(Limits(**{**limits.to_json(), **fixed}))
-
     def release(self) -> None:
         super().release()
         self._door.close()
@@ -210,6 +204,7 @@ class Gvisor(Runtime):
     engines = ("runsc-systrap", "runsc-ptrace")
     fix = "install the package runsc (gVisor), of 2024 or later"
     package = "runsc"
+    # The agent holds the limits of memory and processes, and was told them when it started.
     capabilities = Capabilities(freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
     assembly = GvisorAssembly
     box = GvisorBox

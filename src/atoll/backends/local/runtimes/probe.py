@@ -7,8 +7,6 @@ import asyncio
 import json
 import logging
 import os
-import secrets
-from base64 import b32encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,12 +16,11 @@ from typing import Any
 from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox
-from atoll.backends.local.paths import Paths
+from atoll.backends.local.paths import Paths, new_id
 from atoll.backends.local.runtimes import version_floor as floor
 from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.errors import AtollError
 from atoll.guest import ConnectionLost
-from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
 
 log = logging.getLogger("atoll.backend")
@@ -124,20 +121,11 @@ class Probes:
         rootfs = self._paths.home / "images" / "empty"
         rootfs.mkdir(parents=True, exist_ok=True)
         limits = Limits(memory_mb=64, pids=32, disk_mb=16)
-        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits, network_later=True), engine)
+        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
         try:
-            client = GuestClient(
-                box.connect,
-                host_secret=box.record["host_secret"],
-                agent_secret=box.record["agent_secret"],
-                agent_first=bool(box.record.get("agent_first")),
-            )
-            try:
-                process = await Process.start(client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
-                async for _ in process:
-                    pass
-            finally:
-                await client.close()
+            process = await Process.start(box.client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
+            async for _ in process:
+                pass
         finally:
             await asyncio.shield(self._destroy(box.record))
 
@@ -164,11 +152,6 @@ class Probes:
 def _with_reason(status: RuntimeStatus, refused: list[RuntimeStatus]) -> RuntimeStatus:
     """Say why an engine that people may expect is not the one."""
     return replace(status, why="; ".join(f"{status.engine}, because {other.engine}: {other.why}" for other in refused))
-
-
-def new_id() -> str:
-    """A sandbox id: 100 random bits in lower-case base32."""
-    return b32encode(secrets.token_bytes(13)).decode().lower()[:20]
 
 
 def _key(program: str) -> str:

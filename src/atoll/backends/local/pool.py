@@ -12,26 +12,29 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll import errors
-from atoll.backends.contract import Backend, Box, BoxSpec, Capabilities
-from atoll.core.access.principals import new_id
-from atoll.core.sandboxes.state import connect
-from atoll.guest import GuestClient
+from atoll.backends.contract import BoxSpec, Capabilities, Record
+from atoll.backends.local.box import LocalBox
+from atoll.backends.local.paths import new_id
+from atoll.model import Policy
 
 log = logging.getLogger("atoll.pool")
 
-READY_TIMEOUT = 60.0
 MAX_AGE = 1800.0  # a spare that waited this long is replaced
 RATE_WINDOW = 60.0  # claims of this long ago say how many spares are wanted
 COOL_DOWN = 600.0  # a key nobody has claimed for this long keeps no spares
 CALM = 0.05  # after a claim its caller comes first, for this long, while other spares are ready
-REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`doze.py`)
+REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`idle_freeze.py`)
 LOW_MEMORY = 0.10  # with less than this share of the machine's memory free, spares are given up
+
+
+Make = Callable[[BoxSpec], Awaitable[LocalBox]]
+Destroy = Callable[[Record], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Key:
     @staticmethod
     def of(spec: BoxSpec, can: Capabilities) -> "Key | None":
         """The key of a sandbox that may come from the pool; None if it may not."""
-        if spec.mounts or spec.workspace is not None or spec.disk is not None:
+        if spec.mounts or spec.workspace is not None or spec.disk is not None or spec.hostname:
             return None
         limits = spec.limits
         seen = (limits.memory_mb, limits.cpus, limits.shm_mb)
@@ -87,23 +90,24 @@ class Shelf:
     """The spares of one key, the pattern they are made from, and when they were asked for."""
 
     pattern: BoxSpec
-    env: Mapping[str, str]  # the image's and the operator's, without any caller's
-    spares: deque[tuple[float, Box]] = field(default_factory=deque)
+    spares: deque[tuple[float, LocalBox]] = field(default_factory=deque)
     claims: deque[float] = field(default_factory=deque)
 
 
 class Pool:
     """Fills itself in the background, one at a time, never while a caller waits for a cold start."""
 
-    def __init__(self, backend: Backend, settings: Settings) -> None:
-        self._backend = backend
+    def __init__(self, make: Make, destroy: Destroy, can: Callable[[str], Capabilities], settings: Settings) -> None:
+        self._make = make
+        self._destroy = destroy
+        self._can = can
         self._settings = settings
         self._shelves: dict[Key, Shelf] = {}
         self._wake = asyncio.Event()
         self._filler: asyncio.Task[None] | None = None
         self.enabled = False
         self._asleep: set[str] = set()
-        self._greeted: dict[str, GuestClient] = {}  # of each spare, the channel that was opened when it was made
+        self._reserved: dict[str, LocalBox] = {}
         self._cold = 0  # callers' cold starts under way
         self.counts: dict[str, int] = defaultdict(int)  # hits, misses, made, discarded, failed
 
@@ -114,36 +118,42 @@ class Pool:
             self._filler = asyncio.create_task(self._fill())
 
     def _key(self, spec: BoxSpec) -> Key | None:
-        return Key.of(spec, self._backend.capabilities(spec.runtime))
+        return Key.of(spec, self._can(spec.runtime))
 
-    def claim(self, spec: BoxSpec, env: Mapping[str, str]) -> Box | None:
-        """A spare for this, or None. Either way the pool learns that such a sandbox is wanted."""
+    def reserve(self, spec: BoxSpec) -> str | None:
+        """Set a spare for this aside; its id, or None. Either way the pool learns that such a sandbox is wanted."""
         key = self._key(spec) if self.enabled else None
         if key is None:
             return None
         shelf = self._shelves.get(key)
         if shelf is None:
-            shelf = self._shelves[key] = Shelf(spec, env)
+            shelf = self._shelves[key] = Shelf(spec)
         shelf.claims.append(time.monotonic())
         box = shelf.spares.popleft()[1] if shelf.spares else None
         if box is not None:
             self._asleep.discard(box.id)
+            self._reserved[box.id] = box
         self.counts["misses" if box is None else "hits"] += 1
         self._wake.set()
-        return box
+        return None if box is None else box.id
 
-    def greeted(self, box: Box) -> GuestClient | None:
-        """The open channel to a claimed sandbox, once; whoever takes it closes it."""
-        return self._greeted.pop(box.id, None)
+    def take(self, box: str) -> LocalBox | None:
+        """The spare that was set aside under this id, once."""
+        return self._reserved.pop(box, None)
+
+    async def release(self, box: str) -> None:
+        """Give up a spare that was set aside in vain. It is never used for another caller."""
+        if (spare := self.take(box)) is not None:
+            await self.discard(spare)
 
     @contextmanager
-    def stand_back(self, *, cold: bool) -> Iterator[None]:
+    def stand_back(self) -> Iterator[None]:
         """While a caller waits for a cold start, no spare is begun."""
-        self._cold += cold
+        self._cold += 1
         try:
             yield
         finally:
-            self._cold -= cold
+            self._cold -= 1
             self._wake.set()
 
     def status(self) -> dict[str, Any]:
@@ -153,18 +163,19 @@ class Pool:
             for key, shelf in self._shelves.items()
         ]
         counts = {name: self.counts[name] for name in ("hits", "misses", "made", "discarded", "failed")}
-        return {"enabled": self.enabled, "ready": ready, **counts, "kinds": kinds}
+        bounds = {"floor": self._settings.floor, "ceiling": self._settings.ceiling}
+        return {"enabled": self.enabled, "ready": ready, **counts, "kinds": kinds, **bounds}
 
     def ready_for(self, spec: BoxSpec) -> int:
         """Return how many spares would serve this sandbox."""
         shelf = self._shelves.get(key) if (key := self._key(spec)) is not None else None
         return len(shelf.spares) if shelf is not None else 0
 
-    def prewarm(self, spec: BoxSpec, env: Mapping[str, str]) -> None:
+    def prewarm(self, spec: BoxSpec) -> None:
         """Keep spares of this kind from now on."""
         key = self._key(spec)
         if key is not None and key not in self._shelves:
-            self._shelves[key] = Shelf(spec, env)
+            self._shelves[key] = Shelf(spec)
             self._shelves[key].claims.append(time.monotonic())
         self.enable()
         self._wake.set()
@@ -172,6 +183,7 @@ class Pool:
     async def drain(self) -> None:
         """Give all spares up."""
         boxes = [box for shelf in self._shelves.values() for _, box in shelf.spares]
+        boxes += self._reserved.values() if not self.enabled else ()
         for shelf in self._shelves.values():
             shelf.spares.clear()
         await asyncio.gather(*(self.discard(box) for box in boxes))
@@ -219,14 +231,7 @@ class Pool:
         missing, shelf = max(lacking, key=lambda pair: pair[0], default=(0, None))
         if shelf is None or missing <= 0:
             return False
-        box = await self._backend.create(_blank(shelf))
-        try:
-            async with asyncio.timeout(READY_TIMEOUT):
-                client = self._greeted[box.id] = connect(box)
-                await client.connection()
-        except BaseException:
-            await asyncio.shield(self.discard(box))
-            raise
+        box = await self._make(blank(shelf.pattern))
         self.counts["made"] += 1
         shelf.spares.append((time.monotonic(), box))
         return True
@@ -245,7 +250,7 @@ class Pool:
                 await self.discard(shelf.spares.popleft()[1])
             if not shelf.spares and wanted == 0:
                 del self._shelves[key]
-            elif self._backend.capabilities(key.runtime).freezes_idle:
+            elif self._can(key.runtime).freezes_idle:
                 await self._lay_down(shelf)
 
     async def _lay_down(self, shelf: Shelf) -> None:
@@ -274,29 +279,55 @@ class Pool:
         recent = len(shelf.claims)
         return max(self._settings.floor, min(self._settings.ceiling, 1 + recent // 10))
 
-    async def discard(self, box: Box) -> None:
+    async def discard(self, box: LocalBox) -> None:
         """Give up one that nobody has used."""
         self.counts["discarded"] += 1
         self._asleep.discard(box.id)
         try:
-            if client := self.greeted(box):
-                await client.close()
-            await self._backend.destroy(box.record)
+            await self._destroy(box.record)
         except (errors.AtollError, OSError):
             log.exception("an unused sandbox could not be removed; the next sweep will")
 
 
-def _blank(shelf: Shelf) -> BoxSpec:
+def blank(pattern: BoxSpec) -> BoxSpec:
     """The same kind of sandbox with nothing of the caller it was first made for."""
-    made, pattern = new_id(), shelf.pattern
     warm = pattern.boot.get("warm", {})
     early = {"early": warm.get("pool", False), "node_early": warm.get("node_pool", False)}
-    boot = {"env": dict(shelf.env), "deadline_ms": None, "warm": {**warm, **early}}
-    return BoxSpec(
-        id=made, rootfs=pattern.rootfs, runtime=pattern.runtime, limits=pattern.limits, hostname=f"sandbox-{made[:12]}",
-        boot=boot, network_later=True, read_only_root=pattern.read_only_root, seccomp=pattern.seccomp,
-        no_capabilities=pattern.no_capabilities,
+    boot = {"env": dict(pattern.base_env), "deadline_ms": None, "warm": {**warm, **early}}
+    return replace(
+        pattern, id=new_id(), boot=boot, hostname="", required=pattern.required & {"disk_mb"}, policy=Policy(), mounts=(), workspace=None,
+        disk=None,
     )  # fmt: skip
+
+
+async def fit(spare: LocalBox, wanted: BoxSpec) -> None:
+    """Give a spare all that a cold start would have given it, before any of the caller's code runs."""
+    if spare.capabilities.freezes_idle:  # it may be asleep
+        with suppress(errors.Unsupported):
+            await spare.thaw()
+    await _both(_equip(spare, wanted), spare.client.request("configure", **wanted.boot))
+
+
+async def _equip(spare: LocalBox, wanted: BoxSpec) -> None:
+    if spare.facts.limits != wanted.limits:
+        await spare.update_limits(wanted.limits)
+    held = spare.facts.enforced
+    if missing := sorted(name for name in wanted.required if not held.get(name, False)):
+        raise errors.Unsupported(
+            f"this host cannot hold the limit {missing[0]}", hint="leave it out, or see `atoll doctor`"
+        )
+    await spare.join(wanted.policy)
+
+
+async def _both(*work: Coroutine[Any, Any, Any]) -> None:
+    """Side by side, to the end of both or the first failure; nothing of it goes on afterwards."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _free_memory() -> float:
