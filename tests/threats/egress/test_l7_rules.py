@@ -133,6 +133,7 @@ def test_requests_outside_a_rule_are_refused(world: World, shape: str) -> None:
 def test_requests_of_a_rule_pass_one_by_one(world: World) -> None:
     """Judge every request of a connection by itself, open no other port, and count what passed to the byte."""
     world.inet.records["a.example"] = ["203.0.113.10"]
+    before = len(world.inet.requests)
     with world.sandbox(RULE) as box:
         with pytest.raises(ConnectionRefusedError):
             box.connect("a.example", 443)
@@ -150,7 +151,10 @@ def test_requests_of_a_rule_pass_one_by_one(world: World) -> None:
         assert box.event("POST /simple/x is not among the requests", name="a.example", port=80)
         use = box.counters()["hosts"]["a.example"]
         assert (use["connections"], use["sent"]) == (1, len(good) + len(absolute))
-        assert not any(line.startswith("POST") for line, _ in world.inet.requests)
+        arrived = [line for line, host in world.inet.requests[before:] if host == "a.example"]
+        assert arrived == [each.split(b"\r\n")[0].decode() for each in (good, absolute)], (
+            "these, and nothing after them"
+        )
 
 
 def test_a_rule_makes_its_port_one_of_http(world: World) -> None:
