@@ -20,11 +20,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll import errors
+from atoll.core.access import rights_watch
 from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
 from atoll.core.access.keys import Keys
 from atoll.proto.atoll.v1 import atoll_pb2, atoll_pb2_grpc
 from atoll.server.tls import Authority
-from atoll.surfaces.k8e.grpc import calls as calls_module
 from atoll.surfaces.k8e.grpc import doors as doors_module
 from atoll.surfaces.k8e.grpc import readers as readers_module
 from atoll.surfaces.k8e.grpc.gateway import Gateway, parse_address
@@ -276,7 +276,7 @@ async def test_revocation_counts_for_the_next_call_on_an_open_connection(house: 
 
 
 async def test_revocation_ends_an_open_stream(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls_module, "RECHECK_SECONDS", 0.05)
+    monkeypatch.setattr(rights_watch, "INTERVAL", 0.05)
     made = house.keys.create("ci")
     async with house.channel() as channel:
         stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(metadata=bearer(made.secret), timeout=60)
@@ -287,6 +287,26 @@ async def test_revocation_ends_an_open_stream(house: House, monkeypatch: pytest.
             while await stream.read() is not grpc.aio.EOF:
                 pass
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    await asyncio.wait_for(house.mirror.cancelled.wait(), 30)
+
+
+async def test_revocation_of_a_certificate_ends_its_streams_and_not_the_keys(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rights_watch, "INTERVAL", 0.05)
+    made = house.keys.create("ci")
+    pair, fingerprint = house.pair("ci")
+    async with house.channel(pair) as by_certificate, house.channel() as by_key:
+        stream = atoll_pb2_grpc.AtollServiceStub(by_certificate).Stream(timeout=60)
+        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        assert (await stream.read()).data
+        house.authority.revoke(fingerprint)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        stub = atoll_pb2_grpc.AtollServiceStub(by_key)
+        await stub.Call(atoll_pb2.CallRequest(), metadata=bearer(made.secret), timeout=30)
     await asyncio.wait_for(house.mirror.cancelled.wait(), 30)
 
 

@@ -10,6 +10,7 @@ from atoll.core.access.approval_rules import Gate
 from atoll.core.access.approvals import Approvals
 from atoll.core.access.audit import Audit
 from atoll.core.access.audited_verbs import Auditing
+from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.held_connections import Connections
 from atoll.core.access.key_confirmation import Granting
 from atoll.core.access.key_verbs import KeyVerbs
@@ -52,6 +53,7 @@ class Core:
         self.network = Network(backend, config.sandboxes.hosts, config.egress)
         self.store = Store(home / "atoll.db")
         self.keys = Keys(home / "atoll.db")
+        self.keeper = Doorkeeper(self.keys)
         self.granting = Granting(self.store, freely=config.security.approve_keys_without_terminal)
         self.history = History(self.store, home / "transcripts")
         self.secrets = Vault(Secrets(home))
@@ -62,7 +64,7 @@ class Core:
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
-        self.exposures = Exposures(self.sandboxes, self.store, self.history)
+        self.exposures = Exposures(self.sandboxes, self.store, self.history, self.keeper)
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
@@ -72,7 +74,9 @@ class Core:
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.once = Once(self)
         self.manifests = Manifests(self)
-        self.key_verbs = KeyVerbs(self.keys, self.granting)
+        self.keeper.watch.on_lost_key(self.approvals.withdraw_all)
+        self.keeper.watch.on_lost_key(self.exposures.end_all)
+        self.key_verbs = KeyVerbs(self.keys, self.granting, self.keeper.watch)
         self.image_verbs = ImageVerbs(images, self.store)
         self.auditing = Auditing(self.audit, self.sandboxes)
         parts = (self.sandboxes, self.commands, self.files, self.hosts, self.ports, self.exposures, self.secrets,
@@ -85,6 +89,7 @@ class Core:
         if self.config.sandboxes.image == HOST:  # the first sandbox needs it, and looking at all of /usr takes a second
             self.sandboxes.tasks.spawn(self._look_ahead())
         self.connections.withdraw_left_over()
+        self.approvals.withdraw_of_lost_keys(self.keeper)
         await self.backend.start(self.network)
         await reconcile(self.sandboxes, self.commands)
         await self.subagents.end_orphans()
@@ -98,6 +103,7 @@ class Core:
 
     async def close(self) -> None:
         """Leave. Sandboxes and everything in them go on."""
+        self.keeper.watch.close()
         await self.connections.close()
         await self.doze.close()
         await self.reaper.close()

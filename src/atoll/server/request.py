@@ -16,6 +16,7 @@ log = logging.getLogger("atoll.http")
 
 MAX_JSON = 64 * 1024 * 1024
 LOOK_OUT = 0.02
+LOOK_AGAIN = 0.5
 PART = 1000  # entries of a list that are encoded in one go
 LARGE_JSON = 1024 * 1024  # bytes of a request from which on its shape is looked at before anything is made of it
 MAX_COMMAS = 200_000  # in one list or object of such a request
@@ -124,6 +125,27 @@ class Exchange:
             timer.cancel()
             watch.stop()
 
+    async def while_reachable(self, work: Awaitable[T]) -> T:
+        """As `while_connected`, for work that reads the body itself: the connection is looked at, nothing is taken from it.
+
+        Only the local socket can tell; over gRPC a caller that goes away cancels the whole call.
+        """
+        gone: Callable[[], bool] | None = self.scope["state"].get("gone")
+        if gone is None:
+            return await work
+        task = asyncio.current_task()
+        assert task is not None
+        watch = _Look(gone, task)
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if not watch.gone:
+                raise
+            task.uncancel()
+            raise Gone from None
+        finally:
+            watch.stop()
+
     async def disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
@@ -199,6 +221,26 @@ class _Watch:
     def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+
+class _Look:
+    """Cancels a task when a look at its caller's connection, every half second, finds it closed."""
+
+    def __init__(self, is_gone: Callable[[], bool], work: "asyncio.Task[Any]") -> None:
+        self.gone = False
+        self._is_gone = is_gone
+        self._work = work
+        self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
+
+    def _look(self) -> None:
+        if self._is_gone():
+            self.gone = True
+            self._work.cancel()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN, self._look)
+
+    def stop(self) -> None:
+        self._timer.cancel()
 
 
 def wire(error: errors.AtollError) -> dict[str, Any]:

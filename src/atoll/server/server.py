@@ -54,7 +54,12 @@ class PeerProtocol(BoundedHeads):
         try:
             self.app_state = {
                 **self.app_state,
-                **{"principal": peer(self._socket), "pid": peer_pid(self._socket), "joint": joint},
+                **{
+                    "principal": peer(self._socket),
+                    "pid": peer_pid(self._socket),
+                    "joint": joint,
+                    "gone": self._hung_up,
+                },
             }
         except errors.PermissionDenied as error:
             self.refuse(b"403 Forbidden", error)

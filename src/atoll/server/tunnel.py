@@ -8,6 +8,7 @@ from atoll.core.files.ports import Ports, Tunnel
 from atoll.server.request import Receive, Send, wire
 
 PROTOCOL_ERROR = 1003
+POLICY = 1008
 
 
 async def serve(ports: Ports, who: Principal, ref: str, port: str, receive: Receive, send: Send) -> None:

@@ -15,7 +15,7 @@ from atoll.core.access import terminal_presence as presence
 from atoll.core.access.approved_text import visible
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
-from atoll.core.access.credentials import KeyHolder, may
+from atoll.core.access.credentials import Doorkeeper, KeyHolder, may
 from atoll.core.access.keys import Keys
 from atoll.core.access.principals import Principal, new_id
 from atoll.core.commands.history import History
@@ -117,6 +117,20 @@ class Approvals(Part):
         owner = None if may(who, "approve") else who.owner
         rows = [row for row in self._store.approvals(None, owner) if _status(row) == "pending"]
         return [self._shown(row["id"]) for row in rows]
+
+    def withdraw_all(self, owner: str) -> None:
+        """Take back what an owner has asked for and nobody has decided; whoever waits for it is told."""
+        for row in self._store.approvals(None, owner):
+            self._store.move_approval(row["id"], "pending", status="withdrawn", decided_at=time.time())
+            self._history.record(row["sandbox_id"], owner, "approval", status="withdrawn", approval_id=row["id"])
+            if event := self._decided.pop(row["id"], None):
+                event.set()
+
+    def withdraw_of_lost_keys(self, keeper: Doorkeeper) -> None:
+        """At the start: take back what keys have asked for that were revoked meanwhile, and watch the others."""
+        for owner in {row["owner"] for row in self._store.approvals(None)}:
+            if not keeper.follow_owner(owner):
+                self.withdraw_all(owner)
 
     # Deciding
 

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.backends.local.kernel.rootless import standing
-from atoll.errors import PermissionDenied, Unauthenticated
+from atoll.errors import NotFound, PermissionDenied, Unauthenticated
 
 from .keys import Key, Keys
 from .principals import Principal, local
 from .ratelimit import DEFAULTS, Class, Limiter, Rate
+from .rights_watch import RightsWatch
 
 NOBODY = 65534
 BROKER = b"atoll.egress.broker.process"  # in the command line of one
@@ -67,6 +68,7 @@ class Doorkeeper:
         self.keys = keys
         self.ledger = ledger
         self.limiter = Limiter()
+        self.watch = RightsWatch(self.recheck)
         self._users = users if users is not None else frozenset((os.geteuid(),))
 
     def identify(self, peer: Peer, bearer: str | None) -> Principal:
@@ -80,12 +82,23 @@ class Doorkeeper:
         raise Unauthenticated("an API key is needed", hint="send `authorization: Bearer <key>`")
 
     def recheck(self, who: Principal) -> None:
-        """Raise when a credential has been revoked or has expired since; for calls that stay open."""
+        """Raise when a credential has been revoked or has expired since."""
         if not isinstance(who, KeyHolder):
             return
         self.keys.current(who.key_id)
         if who.fingerprint:
             self._by_certificate(who.fingerprint)
+
+    def follow_owner(self, owner: str, key_id: str = "") -> bool:
+        """Watch the key that something lasting belongs to; False when it counts no more. Without an id: by its name."""
+        if not owner.startswith("key:"):
+            return True
+        try:
+            found = self.keys.current(key_id or self.keys.get(owner.removeprefix("key:")).id)
+        except (NotFound, Unauthenticated):
+            return False
+        self.watch.follow(_holder(found))
+        return True
 
     def admit(self, who: Principal, kind: Class) -> None:
         """Count a call against the identity's rate; local callers have none."""

@@ -14,6 +14,7 @@ from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.key_confirmation import Granting
 from atoll.core.access.keys import Key, Keys, parse_ttl
 from atoll.core.access.principals import Principal
+from atoll.core.access.rights_watch import RightsWatch
 from atoll.model import ChallengeKey, CreateKey, ImportKeys, NamedCertificate, NamedKey
 
 Told = dict[str, Any]
@@ -33,8 +34,9 @@ class Certificates(Protocol):
 class KeyVerbs(Part):
     """`certificates` opens the ledger; None where no certificate was ever issued."""
 
-    def __init__(self, keys: Keys, granting: Granting) -> None:
+    def __init__(self, keys: Keys, granting: Granting, watch: RightsWatch) -> None:
         self._keys = keys
+        self._watch = watch
         self._granting = granting
         self.certificates: Callable[[], Certificates | None] = lambda: None
 
@@ -62,10 +64,11 @@ class KeyVerbs(Part):
 
     @verb("keys.revoke")
     async def revoke(self, who: Principal, asked: NamedKey) -> Told:
-        """End a key and every certificate issued for it."""
+        """End a key, every certificate issued for it, and what they have open."""
         key = self._keys.revoke(asked.name)
         if (ledger := self.certificates()) is not None:
             await asyncio.to_thread(ledger.revoke_key, key.id)
+        self._watch.look()
         return {"ok": True, **shown(key)}
 
     @verb("keys.import")
@@ -87,6 +90,7 @@ class KeyVerbs(Part):
         line = await asyncio.to_thread(ledger.revoke, asked.fingerprint) if ledger is not None else None
         if line is None:
             raise errors.NotFound("no certificate with this fingerprint")
+        self._watch.look()
         return {"ok": True, **vars(line)}
 
 

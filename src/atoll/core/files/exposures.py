@@ -9,11 +9,13 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
+from atoll.core.access.credentials import Doorkeeper, KeyHolder
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -54,8 +56,9 @@ class Door(Protocol):
 class Exposures(Part):
     """All exposed ports of this daemon."""
 
-    def __init__(self, sandboxes: Sandboxes, store: Store, history: History) -> None:
+    def __init__(self, sandboxes: Sandboxes, store: Store, history: History, keeper: Doorkeeper) -> None:
         self._sandboxes = sandboxes
+        self._keeper = keeper
         self._store = store
         self._history = history
         self._targets: dict[bytes, Target] = {}
@@ -67,7 +70,10 @@ class Exposures(Part):
         for row in self._store.living():
             for port, kept in _kept(row).items():
                 target = Target(row["owner"], row["id"], int(port), kept["host"])
-                self._targets[_digest(kept["token"])] = target
+                digest = _digest(kept["token"])
+                self._targets[digest] = target
+                if not self._keeper.follow_owner(row["owner"], kept.get("key", "")):
+                    self._end(digest, target)
         if self._targets:
             await door.open()
 
@@ -77,6 +83,7 @@ class Exposures(Part):
         if not 1 <= port <= 65535:
             raise errors.InvalidArgument("a port is a number from 1 to 65535")
         host = _address(host)
+        key = who.key_id if isinstance(who, KeyHolder) else ""
         live = self._sandboxes.reach(who, ref)
         door = self._need_door()
         await door.open()
@@ -85,9 +92,12 @@ class Exposures(Part):
             found = kept.get(str(port))
             if found is None and len(kept) >= MOST:
                 raise errors.Exhausted(f"{MOST} ports of this sandbox are exposed already", hint="unexpose some")
-            if found is None or found["host"] != host:
-                token = found["token"] if found is not None else secrets.token_hex(TOKEN_BYTES)
-                found = {"token": token, "host": host, "started_at": time.time()}
+            if found is None or found["host"] != host or found.get("key", key) != key:
+                same = found is not None and found.get("key", key) == key  # another key gets another secret
+                token = found["token"] if found is not None and same else secrets.token_hex(TOKEN_BYTES)
+                if found is not None:
+                    self._targets.pop(_digest(found["token"]), None)
+                found = {"token": token, "host": host, "started_at": time.time(), "key": key}
                 self._write(row, {**kept, str(port): found})
                 self._targets[_digest(token)] = Target(live.owner, live.id, port, host)
                 self._history.record(live.id, live.owner, "exposed", port=port, host=host, by=who.owner)
@@ -115,6 +125,27 @@ class Exposures(Part):
             self._door.cut(target)
         self._history.record(sandbox, who.owner, "unexposed", port=port, by=who.owner)
         return True
+
+    def end_all(self, owner: str) -> None:
+        """Close every URL of an owner whose key counts no more: who had the key knows them."""
+        for digest, target in list(self._targets.items()):
+            if target.owner == owner:
+                self._end(digest, target)
+
+    def _end(self, digest: bytes, target: Target) -> None:
+        """Nobody comes in from now on; the record follows when it can be written."""
+        self._targets.pop(digest, None)
+        if self._door is not None:
+            self._door.cut(target)
+        self._sandboxes.tasks.spawn(self._forget(digest, target))
+
+    async def _forget(self, digest: bytes, target: Target) -> None:
+        """Take a URL out of its sandbox's record, unless the port has another one by now."""
+        live = self._sandboxes.live.get((target.owner, target.sandbox))
+        async with live.changing if live is not None else nullcontext():
+            found = self._record(target.sandbox)[1].get(str(target.port))
+            if found is not None and _digest(found["token"]) == digest:
+                self._close(target.principal, target.sandbox, target.port)
 
     @verb("ports.list")
     async def list(self, who: Principal, ref: str) -> "list_of[Exposure]":

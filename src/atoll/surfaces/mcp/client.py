@@ -59,6 +59,9 @@ class Client:
         self._calls: set[asyncio.Task[Any]] = set()
         self._room = asyncio.Semaphore(MAX_CALLS)
         self._left = False
+        self._ending: asyncio.Task[None] | None = None
+        self.on_lost: Callable[[], object] = lambda: None  # called when the credential is taken away
+        self._release = keeper.watch.hold(who, self._lost) if keeper is not None else lambda: None
 
     async def call(self, name: str, arguments: Any, report: Report | None = None) -> content.Result:
         """Do what a tool does. A failure is a result that says so; only arguments of the wrong form raise."""
@@ -105,9 +108,14 @@ class Client:
             return "not found"
         return end.kind if end is not None else "unknown"
 
+    def _lost(self, refusal: errors.AtollError) -> None:
+        self.on_lost()
+        self._ending = asyncio.ensure_future(self.close())
+
     async def close(self) -> None:
         """The client has left: what it runs is killed, and its session destroyed unless a tenant's."""
         self._left = True
+        self._release()
         for task in self._calls:
             task.cancel()
         if self._calls:

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll import errors
 from atoll.core import Core
-from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of, require
+from atoll.core.access.credentials import Peer, bearer_of, require
 from atoll.core.access.principals import Principal
 from atoll.server.error_boundary import content_kind, guarded, refuse_browsers
 from atoll.server.request import Exchange, Gone, Receive, Scope, Send, unquote
@@ -70,9 +70,9 @@ class McpHttp:
     def __init__(self, core: Core, settings: OpenHttp) -> None:
         self.core = core
         self.settings = settings
-        self.keeper = Doorkeeper(core.keys)
+        self.keeper = core.keeper
         self._streams: dict[str, Stream] = {}
-        self._shared: dict[str, Client] = {}
+        self._shared: dict[Principal, Client] = {}
         self._sdk: Sdk | None = None
         self._lock = asyncio.Lock()
 
@@ -87,7 +87,8 @@ class McpHttp:
         exchange.who = self.admit(exchange)
         if exchange.parts != ["mcp"]:
             raise errors.NotFound("MCP is at /mcp")
-        await self._route(exchange, receive, send)
+        with self.keeper.watch.during(exchange.who):
+            await self._route(exchange, receive, send)
 
     def admit(self, exchange: Exchange) -> Principal:
         """The caller, or why not."""
@@ -157,12 +158,11 @@ class McpHttp:
         return Client(self.core, who, self.settings, self.keeper)
 
     def shared(self, who: Principal) -> Client:
-        """The client that all calls of an owner without a session share. It acts for the credential of the present call,
-        so that a key that was rotated under the same name is not refused for its predecessor's end."""
-        found = self._shared.get(who.owner)
+        """The client that all calls without a session share, for each credential: it ends with it."""
+        found = self._shared.get(who)
         if found is None:
-            found = self._shared[who.owner] = self.client(who)
-        found.who = who
+            found = self._shared[who] = self.client(who)
+            found.on_lost = lambda: self._shared.pop(who, None)
         return found
 
     async def _modern(self) -> Sdk:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.access.principals import Principal
@@ -96,6 +97,7 @@ class Sdk:
         client = self._clients.get(session)
         if client is None:
             client = self._clients[session] = self._http.client(who)
+            client.on_lost = lambda: self._keep(self._delete(session, who))
             about = context.session.client_params
             client.name = about.client_info.name[:120].lower() if about is not None else ""
             # The SDK hands out no public hook for the end of a session; its connection unwinds this stack then.
@@ -105,9 +107,25 @@ class Sdk:
     def _ended(self, session: str) -> None:
         client = self._clients.pop(session, None)
         if client is not None:
-            task = asyncio.ensure_future(client.close())
-            self._ends.add(task)
-            task.add_done_callback(self._ends.discard)
+            self._keep(client.close())
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
+    async def _delete(self, session: str, who: Principal) -> None:
+        """End a session as its client would, with DELETE: the SDK has no other public way."""
+        scope: Scope = {"type": "http", "method": "DELETE", "path": "/mcp", "query_string": b""}
+        scope["headers"] = [(b"mcp-session-id", session.encode()), (b"host", b"localhost")]
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            """Nobody hears it."""
+
+        await self.handle(scope, receive, send, who)
 
 
 def _import() -> None:

@@ -1,5 +1,6 @@
 """The REST interface as an ASGI app: every module of routes, and how a request finds its own."""
 
+from contextlib import suppress
 from typing import Any
 
 from atoll import errors
@@ -63,7 +64,8 @@ class RestApp:
             raise errors.Unauthenticated("who is calling is not known")
         found = self._find(exchange.scope["method"], exchange.parts)
         found.authorise(exchange.who)
-        await found.handler(self.rest, exchange)
+        with self.rest.core.keeper.watch.during(exchange.who):
+            await found.handler(self.rest, exchange)
 
     def _find(self, method: str, parts: list[str]) -> Route:
         pattern = list(parts)
@@ -97,4 +99,7 @@ class RestApp:
         if not may(who, "use"):
             await tunnel.refuse(errors.PermissionDenied("this key does not have the scope 'use'"), send)
             return
-        await tunnel.serve(self.rest.core.ports, who, parts[2], parts[4], receive, send)
+        with suppress(errors.Unauthenticated, errors.PermissionDenied), self.rest.core.keeper.watch.during(who):
+            await tunnel.serve(self.rest.core.ports, who, parts[2], parts[4], receive, send)
+            return
+        await send({"type": "websocket.close", "code": tunnel.POLICY, "reason": "the key counts no more"})

@@ -44,7 +44,7 @@ async def write(rest: Rest, exchange: Exchange) -> None:
     create = query.get("create") or None
     if create not in (None, "any", "new", "existing"):
         raise errors.InvalidArgument("create must be any, new or existing")
-    answer = await rest.core.files.write(
+    work = rest.core.files.write(
         exchange.who,
         exchange.ref,
         _path(query),
@@ -56,7 +56,7 @@ async def write(rest: Rest, exchange: Exchange) -> None:
         create=create,
         user=_user(query),
     )
-    await exchange.answer(answer)
+    await exchange.answer(await exchange.while_reachable(work))
 
 
 LISTED = {"list": "entries", "grep": "matches"}
@@ -113,10 +113,8 @@ async def tar_out(rest: Rest, exchange: Exchange) -> None:
 @route("PUT", f"{SANDBOX}/tar", "Unpack a tar stream", verb="files.tar_in", query=("path", "user"))
 async def tar_in(rest: Rest, exchange: Exchange) -> None:
     query = exchange.query("path", "user")
-    answer = await rest.core.files.tar_in(
-        exchange.who, exchange.ref, _path(query), exchange.chunks(), user=_user(query)
-    )
-    await exchange.answer(answer)
+    work = rest.core.files.tar_in(exchange.who, exchange.ref, _path(query), exchange.chunks(), user=_user(query))
+    await exchange.answer(await exchange.while_reachable(work))
 
 
 @route(

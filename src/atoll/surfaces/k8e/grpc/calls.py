@@ -22,9 +22,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from atoll import accounts
 from atoll.core.access.audited_verbs import SOURCE
-from atoll.core.access.credentials import Doorkeeper, KeyHolder, bearer_of, require
+from atoll.core.access.credentials import Doorkeeper, bearer_of, require
 from atoll.core.access.principals import Principal
 from atoll.core.access.ratelimit import Class
+from atoll.core.access.rights_watch import OpenCall
 from atoll.core.access.terminal_presence import PEER_PID
 from atoll.errors import AtollError, Internal, InvalidArgument, Unauthenticated
 
@@ -32,7 +33,6 @@ from .doors import Doors
 from .readers import Reader
 from .status import message_of, status_of, trailers_of
 
-RECHECK_SECONDS = 5.0
 LARGE = 64 * 1024  # bytes of a message from which on it is charged to its sender
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Calls:
     ) -> AsyncIterator[Principal]:
         peer = self._doors.who(context.peer())
         who: Principal | None = None
-        watch: _Watch | None = None
+        use: OpenCall | None = None
         outcome = "ok"
         try:
             if peer is None:
@@ -126,22 +126,18 @@ class Calls:
             STREAM.set(said.get("x-sandbox-stream", ""))
             SOURCE.set(f"grpc {peer.address}")
             PEER_PID.set(peer.pid)
-            if isinstance(who, KeyHolder):
-                watch = _Watch(self._keeper, who)
-            yield who
+            with self._keeper.watch.during(who) as use:
+                yield who
         except AtollError as error:
             outcome = error.code
             if who is None:
                 self._doors.refuse(context.peer())
+            if use is not None and use.refusal is not None:
+                Reader(self._doors, context).expect_end()  # the answer may have begun
             await context.abort(status_of(error), message_of(error), trailers_of(error))
         except asyncio.CancelledError:
-            if watch is None or watch.refusal is None:
-                outcome = "cancelled"
-                raise
-            refusal = watch.over()
-            outcome = refusal.code
-            Reader(self._doors, context).expect_end()
-            await context.abort(status_of(refusal), message_of(refusal), trailers_of(refusal))
+            outcome = "cancelled"
+            raise
         except (grpc.aio.AbortError, GeneratorExit):
             raise
         except Exception:
@@ -150,41 +146,8 @@ class Calls:
             bug = Internal(f"internal error {mark}", hint="the daemon's log has the details")
             await context.abort(status_of(bug), message_of(bug), trailers_of(bug))
         finally:
-            if watch is not None:
-                watch.end()
             if self._observe is not None:
                 self._observe(who, method, peer.address if peer else "", outcome)
-
-
-class _Watch:
-    """Ends a call whose credential is revoked or expires while it is open. A timer, because most calls end before it."""
-
-    def __init__(self, keeper: Doorkeeper, who: KeyHolder) -> None:
-        self.refusal: AtollError | None = None
-        self._keeper = keeper
-        self._who = who
-        self._task = asyncio.current_task()
-        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
-
-    def _look(self) -> None:
-        try:
-            self._keeper.recheck(self._who)
-        except AtollError as error:
-            self.refusal = error
-            if self._task is not None:
-                self._task.cancel()
-            return
-        self._timer = asyncio.get_running_loop().call_later(RECHECK_SECONDS, self._look)
-
-    def over(self) -> AtollError:
-        """The reason, for a call that was ended here: the cancellation was ours and goes no further."""
-        if self._task is not None:
-            self._task.uncancel()
-        assert self.refusal is not None
-        return self.refusal
-
-    def end(self) -> None:
-        self._timer.cancel()
 
 
 def _said(metadata: Any) -> dict[str, str]:

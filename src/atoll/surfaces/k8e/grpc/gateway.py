@@ -142,7 +142,8 @@ async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str
         server = await asyncio.to_thread(_load_server)
         return await server.start(doors, server.services(core, app, keeper, authority), keeper)
 
-    gateway = Gateway(core.home, Doorkeeper(core.keys, authority), authority, starter, core.accounts)
+    core.keeper.ledger = authority
+    gateway = Gateway(core.home, core.keeper, authority, starter, core.accounts)
     try:
         if addresses:
             await gateway.open_tcp(addresses)
