@@ -6,7 +6,7 @@ BIN := src/atoll/_bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
 
-.PHONY: help setup bytecode hello test test-long lint fmt bench binaries system system-test system-bench clean lock proto sdk
+.PHONY: help setup bytecode hello test test-long lint fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -69,6 +69,9 @@ test-long: setup system-test ## the same tests with the full counts
 
 bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about ten minutes
 	@$(PY) -m bench
+
+bench-compare: setup ## OLD=rev NEW=rev [ROWS=a,b] [PAIRS=20] [MAX=1.10]: whether NEW is slower; about ten minutes
+	@$(PY) -m bench.compare $(OLD) $(NEW) $(if $(ROWS),--rows $(ROWS)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(MAX),--max $(MAX))
 
 lock: ## write requirements.lock anew
 	@.venv/bin/python -m pip install --quiet uv && .venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --extra dev --python-version 3.11 pyproject.toml --output-file requirements.lock scripts/build-requirements.in

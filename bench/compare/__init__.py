@@ -1,0 +1,1 @@
+"""`make bench-compare`: two revisions side by side, measured in turns."""
