@@ -1,8 +1,8 @@
-"""The sandboxes' side of the broker: the sockets of the router namespace, and who stands at each.
+"""The sandboxes' side of the broker: the sockets where each one's packets arrive.
 
-A sandbox is known by the address of ours that its packet came to, or by the interface, together with its own address;
-the router's rules have made sure that the two belong together. All that happens here is finding the sandbox and putting the
-piece into its lane: the work itself is done there, and charged.
+Each sandbox has listening sockets and a DNS socket of its own, bound to its link. They are served in its lane like its
+connections: taking a connection or a packet is work of that sandbox, is charged to it and waits for its turn. What it sends faster than
+that waits in the kernel's queues of these sockets, where it is in nobody else's way.
 """
 
 import asyncio
@@ -22,10 +22,11 @@ from atoll.egress.router.nflog import Attempt, read_log
 from atoll.egress.router.router import RouterSockets
 
 _SO_ORIGINAL_DST: Final = 80
-_IP_PKTINFO: Final = 8
 _DNS_STREAMS_EACH: Final = 16
-_TURN: Final = 128
-_MAX_WAITING: Final = 256  # jobs of a lane to which a DNS packet is still added
+_AT_ONCE: Final = 4  # packets or connections, before the lane looks at its other sockets
+_LOG_AT_ONCE: Final = 16
+_MAX_WAITING: Final = 256  # jobs of a lane to which a refused packet is still added
+_RESET: Final = struct.pack("ii", 1, 0)
 _log = logging.getLogger(__name__)
 
 Take = Callable[[Member, socket.socket], bool]
@@ -47,105 +48,102 @@ class Doors:
         if self._opened:
             return
         self._opened = True
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._sockets.dns_udp, guarded, self._read_dns)
-        loop.add_reader(self._sockets.dns_tcp, guarded, self._accept, self._sockets.dns_tcp, self._take_dns)
-        loop.add_reader(self._sockets.proxy, guarded, self._accept, self._sockets.proxy, self._take_flow)
-        loop.add_reader(self._sockets.log, guarded, self._read_log)
+        asyncio.get_running_loop().add_reader(self._sockets.log, guarded, self._read_log)
+        for member in self._roster:
+            self.admit(member)
 
-    def _accept(self, listener: socket.socket, take: Take) -> None:
-        for _ in range(_TURN):
+    def admit(self, member: Member) -> None:
+        """Begin to read what this sandbox sends. Again is no error."""
+        if not self._opened:
+            return
+        lane, sockets = member.lane, member.sockets
+        lane.add_reader(sockets.dns_udp, self._read_dns, member)
+        lane.add_reader(sockets.dns_tcp, self._accept, member, sockets.dns_tcp, self._take_dns)
+        lane.add_reader(sockets.proxy, self._accept, member, sockets.proxy, self._take_flow)
+
+    def _accept(self, member: Member, listener: socket.socket, take: Take) -> None:
+        for _ in range(_AT_ONCE):
             try:
                 client, (peer, _) = listener.accept()
             except BlockingIOError:
                 return
             except OSError as err:
                 _log.warning("accept: %s", err)  # out of descriptors, or the connection is gone
-                self._rest(listener, take)
+                self._rest(member, listener, take)
                 return
             try:
                 client.setblocking(False)
-                member = self._roster.at_gateway(client.getsockname()[0], peer)
-                if member is None or not take(member, client):
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                if peer != member.link.address or not take(member, client):
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     client.close()
             except OSError:
                 client.close()
 
-    def _rest(self, listener: socket.socket, take: Take) -> None:
+    def _rest(self, member: Member, listener: socket.socket, take: Take) -> None:
+        member.lane.remove_reader(listener)
         loop = asyncio.get_running_loop()
-        loop.remove_reader(listener)
-        loop.call_later(0.1, loop.add_reader, listener, guarded, self._accept, listener, take)
+        loop.call_later(0.1, member.lane.add_reader, listener, self._accept, member, listener, take)
 
     def _take_flow(self, member: Member, client: socket.socket) -> bool:
+        target = original_target(client)
         if not self._roster.take_room(member):
-            address, port = original_target(client)
-            self._report(member, "", address, port, "tcp", "too many connections at once")
+            self._report(member, "", *target, "tcp", "too many connections at once")
             return False
-        if member.lane.submit(self._begin_flow, member, client):
-            return True
-        self._roster.give_room(member)
-        return False
-
-    def _begin_flow(self, member: Member, client: socket.socket) -> None:
         try:
-            target = original_target(client)
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         except OSError:  # gone already
-            client.close()
             self._roster.give_room(member)
-            return
+            return False
         Flow(member, client, target, self._report, self._ask).start()
+        return True
 
-    def _read_dns(self) -> None:
-        """Give each packet to the lane of its sandbox. What does not fit there is lost, as packets are."""
-        for _ in range(_TURN):
+    def _read_dns(self, member: Member) -> None:
+        for _ in range(_AT_ONCE):
             try:
-                packet, ancillary, _, source = self._sockets.dns_udp.recvmsg(4097, socket.CMSG_SPACE(12))
+                packet, source = member.sockets.dns_udp.recvfrom(4097)
             except BlockingIOError:
                 return
-            info = next((data for level, kind, data in ancillary if (level, kind) == (0, _IP_PKTINFO)), b"")
-            if len(info) < 12:
-                continue
-            index, local = struct.unpack_from("=i4s", info)
-            member = self._roster.at_interface(index, source[0])
-            if member is not None and member.lane.backlog < _MAX_WAITING:
-                back = struct.pack("=i4s4s", 0, local, bytes(4))
-                member.lane.submit(self._answer_packet, member, packet, source, back)
+            except OSError as err:  # the link is going away
+                _log.debug("DNS packet: %s", err)
+                return
+            if source[0] == member.link.address:
+                self._answer_packet(member, packet, source)
 
-    def _answer_packet(self, member: Member, packet: bytes, source: Any, info: bytes) -> None:
+    def _answer_packet(self, member: Member, packet: bytes, source: Any) -> None:
         answer = self._resolver.answer(member, packet)
         if isinstance(answer, Coroutine):
-            member.lane.spawn(self._answer_later(answer, source, info))
+            member.lane.spawn(self._answer_later(member, answer, source))
         elif answer is not None:
-            self._send_packet(answer, source, info)
+            self._send_packet(member, answer, source)
 
-    async def _answer_later(self, work: Coroutine[Any, Any, bytes], source: Any, info: bytes) -> None:
+    async def _answer_later(self, member: Member, work: Coroutine[Any, Any, bytes], source: Any) -> None:
         try:
-            self._send_packet(await work, source, info)
+            self._send_packet(member, await work, source)
         except Exception:
             _log.exception("DNS query")
 
-    def _send_packet(self, answer: bytes, source: Any, info: bytes) -> None:
+    def _send_packet(self, member: Member, answer: bytes, source: Any) -> None:
         try:
-            self._sockets.dns_udp.sendmsg([answer], [(0, _IP_PKTINFO, info)], 0, source)
+            member.sockets.dns_udp.sendto(answer, source)
         except OSError as err:
             _log.debug("DNS answer: %s", err)
 
     def _take_dns(self, member: Member, client: socket.socket) -> bool:
         if len(member.streams) >= _DNS_STREAMS_EACH:
             return False
-        stream = DnsStream(member, client, self._resolver)
-        if not member.lane.submit(stream.start):
-            stream.end()
+        DnsStream(member, client, self._resolver).start()
         return True
 
     def _read_log(self) -> None:
-        for attempt in islice(read_log(self._sockets.log), _TURN):
+        """Give each refused packet to the lane of its sandbox. All share this socket, and the rules limit what each puts there."""
+        for attempt in islice(read_log(self._sockets.log), _LOG_AT_ONCE):
             member = self._roster.at_interface(attempt.index)
-            if member is not None:
-                self._report(member, *_explain(member, attempt))
+            if member is not None and member.lane.backlog < _MAX_WAITING:
+                member.lane.submit(self._report_attempt, member, attempt)
+
+    def _report_attempt(self, member: Member, attempt: Attempt) -> None:
+        self._report(member, *_explain(member, attempt))
 
 
 def original_target(client: socket.socket) -> tuple[str, int]:

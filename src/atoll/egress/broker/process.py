@@ -34,7 +34,7 @@ from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router.netlink import enter_net
 from atoll.egress.router.nft import Entry
-from atoll.egress.router.router import Link, RouterSockets
+from atoll.egress.router.router import Link, LinkSockets, RouterSockets
 
 GRANT_SECONDS: Final = 5.0
 _ORPHAN_SECONDS: Final = 60.0
@@ -70,6 +70,8 @@ class Broker:
         resolver = Resolver(upstream, self._open_way, self._report)
         self._doors = Doors(sockets, self._roster, resolver, self._report, Consents(self._question).ask)
         self._daemon: asyncio.StreamWriter | None = None
+        self._handover: socket.socket | None = None
+        self._handed: dict[str, LinkSockets] = {}
         self._questions: dict[int, asyncio.Future[wire.Message]] = {}
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,9 +140,41 @@ class Broker:
             return
         conn.setblocking(True)
         conn.settimeout(5)
-        socket.send_fds(conn, [wire.GREETING.pack(wire.VERSION, os.getpid())], list(self._sockets.filenos()))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        net, log = self._sockets.filenos()
+        with theirs:
+            greeting = wire.GREETING.pack(wire.VERSION, os.getpid())
+            socket.send_fds(conn, [greeting], [net, theirs.fileno(), log])
         conn.setblocking(False)
+        ours.setblocking(False)
+        self._forget_handed()
+        self._handover = ours
         self._spawn(self._serve_daemon(conn))
+
+    def _forget_handed(self) -> None:
+        if self._handover is not None:
+            self._handover.close()
+        for sockets in self._handed.values():
+            sockets.close()
+        self._handed.clear()
+
+    def _take_sockets(self, link: Link) -> LinkSockets:
+        """The sockets of a new link, which the daemon sends before it says that the sandbox is there."""
+        while self._handover is not None:
+            try:
+                name, fds, _, _ = socket.recv_fds(self._handover, 64, 8)
+            except BlockingIOError:
+                break
+            if not name:
+                break
+            late = self._handed.pop(name.decode(), None)
+            if late is not None:
+                late.close()
+            self._handed[name.decode()] = LinkSockets.from_filenos(fds)
+        found = self._handed.pop(link.ifname, None)
+        if found is None:
+            raise ValueError(f"no sockets came for {link.ifname}")
+        return found
 
     async def _serve_daemon(self, conn: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=conn, limit=1 << 20)
@@ -177,7 +211,10 @@ class Broker:
             match message.get("op"):
                 case "register":
                     link, policy = Link.from_dict(message["link"]), EgressPolicy.from_dict(message["policy"])
-                    grant, revoke = self._roster.put(link, policy)
+                    grant, revoke = self._roster.put(link, policy, self._take_sockets)
+                    member = self._roster.get(link.sandbox)
+                    assert member is not None
+                    self._doors.admit(member)
                     return {"ok": True, "grant": grant, "revoke": revoke}
                 case "unregister":
                     return {"ok": True, "counters": self._roster.remove(str(message["sandbox"]))}
@@ -185,7 +222,8 @@ class Broker:
                     member = self._roster.get(str(message["sandbox"]))
                     return {"ok": True, "counters": member.counters() if member else {}}
                 case "list":
-                    return {"ok": True, "sandboxes": [member.link.sandbox for member in self._roster]}
+                    links = {member.link.sandbox: member.link.ifname for member in self._roster}
+                    return {"ok": True, "sandboxes": links}
                 case "ping":
                     return {"ok": True}
                 case "open":
@@ -211,21 +249,22 @@ class Broker:
                     for flow in list(member.flows):
                         if flow.is_stale(now):
                             flow.cut()
-                    if self._daemon is None and not self._link_exists(member.link):
+                    if self._daemon is None and not _link_exists(member):
                         self._roster.remove(member.link.sandbox)
                 if self._daemon is None and not self._roster and now - self._alone_since > _ORPHAN_SECONDS:
                     self._stop.set()
             except Exception:
                 _log.exception("sweep")
 
-    def _link_exists(self, link: Link) -> bool:
-        """Asked through a socket of the router namespace, which needs no rights."""
-        request = struct.pack("16si20x", b"", link.index)
-        try:
-            answer = fcntl.ioctl(self._sockets.dns_udp, _SIOCGIFNAME, request)
-        except OSError:
-            return False
-        return answer[:16].rstrip(b"\0").decode() == link.ifname
+
+def _link_exists(member: Member) -> bool:
+    """Asked through a socket of the router namespace, which needs no rights."""
+    request = struct.pack("16si20x", b"", member.link.index)
+    try:
+        answer = fcntl.ioctl(member.sockets.dns_udp, _SIOCGIFNAME, request)
+    except OSError:
+        return False
+    return answer[:16].rstrip(b"\0").decode() == member.link.ifname
 
 
 class _Calm(logging.Filter):

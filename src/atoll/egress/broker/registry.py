@@ -1,4 +1,4 @@
-"""The broker's list of sandboxes, found by id, by gateway address or by interface, and what their policies open."""
+"""The broker's list of sandboxes, found by id or by interface, and what their policies open."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ from atoll.egress.broker.sandbox import EgressEvent, Member, Row
 from atoll.egress.broker.turns import Lane, Turns
 from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
-from atoll.egress.router.router import Link
+from atoll.egress.router.router import Link, LinkSockets
 from atoll.errors import Exhausted
 
 _OWN_CONNECTIONS: Final = 64
@@ -31,7 +31,6 @@ class Roster:
         self._accounts = accounts.Accounts(self._limits.caps())
         self._buffers = Buffers(self._limits.all_buffers_mb << 20)
         self._members: dict[str, Member] = {}
-        self._by_gateway: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
 
     def __iter__(self) -> Iterator[Member]:
@@ -43,14 +42,8 @@ class Roster:
     def get(self, sandbox: str) -> Member | None:
         return self._members.get(sandbox)
 
-    def at_gateway(self, gateway: str, peer: str) -> Member | None:
-        """Whose connection is it, by our address and the sandbox's? Both must belong together."""
-        member = self._by_gateway.get(gateway)
-        return member if member is not None and member.link.address == peer else None
-
-    def at_interface(self, index: int, peer: str | None = None) -> Member | None:
-        member = self._by_index.get(index)
-        return member if member is not None and peer in (None, member.link.address) else None
+    def at_interface(self, index: int) -> Member | None:
+        return self._by_index.get(index)
 
     def take_room(self, member: Member) -> bool:
         """Count one more connection of this sandbox, if it may have one. A few are every sandbox's due."""
@@ -67,10 +60,12 @@ class Roster:
         """One connection less."""
         self._accounts.release(accounts.CONNECTIONS, 1, member.holder)
 
-    def put(self, link: Link, policy: EgressPolicy) -> tuple[list[Row], list[Row]]:
+    def put(
+        self, link: Link, policy: EgressPolicy, take_sockets: Callable[[Link], LinkSockets]
+    ) -> tuple[list[Row], list[Row]]:
         """A new sandbox, or a new policy for a known one: what it no longer allows ends here and now.
 
-        Gives what the router's rules should open, and what they should close.
+        Gives what the router's rules should open, and what they should close. `take_sockets` gives those of a new link.
         """
         member = self._members.get(link.sandbox)
         if member is not None and member.link != link:
@@ -80,13 +75,14 @@ class Roster:
             member = Member(
                 link,
                 policy,
+                take_sockets(link),
                 Lane(self._turns),
                 self._accounts,
                 Buffers(self._limits.buffers_mb << 20, self._buffers),
                 self._limits,
                 self._notice,
             )
-            self._members[link.sandbox] = self._by_gateway[link.gateway] = self._by_index[link.index] = member
+            self._members[link.sandbox] = self._by_index[link.index] = member
             return [], []
         before = dict.fromkeys(member.rules)
         member.policy = policy
@@ -106,8 +102,6 @@ class Roster:
         member = self._members.pop(sandbox, None)
         if member is None:
             return {}
-        if self._by_gateway.get(member.link.gateway) is member:
-            del self._by_gateway[member.link.gateway]
         if self._by_index.get(member.link.index) is member:
             del self._by_index[member.link.index]
         member.policy = EgressPolicy()  # what is still being resolved or dialled ends as not allowed
@@ -116,6 +110,7 @@ class Roster:
         for stream in list(member.streams):
             stream.end()
         member.lane.close()
+        member.sockets.close()
         self._accounts.end(member.holder)
         return member.counters()
 

@@ -15,7 +15,7 @@ from atoll.egress.broker.relay import Buffers
 from atoll.egress.broker.turns import Lane
 from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
-from atoll.egress.router.router import Link
+from atoll.egress.router.router import Link, LinkSockets
 from atoll.errors import Exhausted
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class Member:
 
     link: Link
     policy: EgressPolicy
+    sockets: LinkSockets
     lane: Lane
     accounts: Accounts
     buffers: Buffers

@@ -1,13 +1,15 @@
-"""Fair shares of the broker's one loop: each sandbox has a lane, and lanes are served in turn.
+"""Fair shares of the broker's one loop: each sandbox has a lane, and the lane that has used the least is served first.
 
-Everything that a sandbox makes the broker do waits in its lane: the sockets of its connections in an epoll set of their own,
-which is one descriptor to the loop however many there are, and its DNS packets and new connections in a short queue. The time
-spent on a lane is charged to it. A lane that has used less than the average of those that were active in the last moments is
-served at once. The others wait in a row, and together get a slice of each turn of the loop. So a lane that uses little waits
-for one slice at most, whatever the others send, and a lane that is alone gets everything.
+Everything that a sandbox makes the broker do waits in its lane: its listening sockets and connections in an epoll set of their
+own, which is one descriptor to the loop however many there are, and the steps of its lookups in a queue. The processor time spent
+on a lane is charged to it. Each turn of the loop is short and serves the lanes in the order of what they have used. So a lane that
+uses less than its share waits for the rest of one turn at most, whatever the others send, and a lane that is alone gets
+everything.
 """
 
 import asyncio
+import heapq
+import itertools
 import logging
 import select
 import socket
@@ -16,8 +18,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
-SLICE: Final = 0.001  # seconds of processor time for busy lanes, in each turn of the loop
-QUANTUM: Final = 0.0005  # of one busy lane, before the next one has its turn
+SLICE: Final = 0.001  # seconds of processor time for all lanes, in each turn of the loop
+QUANTUM: Final = 0.0005  # of one lane, before the next one has its turn
+STEP: Final = 0.0002  # what a step of a coroutine is taken for, before it is done and charged
 BURST: Final = 0.004  # what a lane that was idle may use at once
 DEBT: Final = 0.05  # the most a lane can owe, so that it is forgiven soon after it stops
 ACTIVE_SECONDS: Final = 0.5
@@ -53,9 +56,11 @@ class Lane:
         self._epoll = select.epoll()
         self._watched: dict[int, _Watch] = {}
         self._jobs: deque[tuple[Callback, tuple[Any, ...]]] = deque()
+        self._steps: deque[asyncio.Future[None]] = deque()
         self._level = turns.level - BURST  # what it has used, on the scale of `Turns.level`
         self.used = 0.0
-        self.busy = False
+        self.waiting = False  # for its turn
+        self.watched = False  # by the loop; not while it waits for longer than one turn
         self.closed = False
         turns.watch(self)
 
@@ -70,6 +75,8 @@ class Lane:
             self._epoll.close()
             self._watched.clear()
             self._jobs.clear()
+            while self._steps:
+                _release(self._steps.popleft())
 
     # Sockets
 
@@ -119,7 +126,7 @@ class Lane:
         if self.closed or len(self._jobs) >= MAX_JOBS:
             return False
         self._jobs.append((callback, args))
-        self._turns.wake(self)
+        self._turns.ready(self)
         return True
 
     @property
@@ -134,9 +141,14 @@ class Lane:
     async def _charged(self, work: Any) -> Any:
         return await _Charged(self, work)
 
-    def is_light(self) -> bool:
-        """Has the lane used less than the average?"""
-        return self._level < self._turns.level
+    def wait_for_turn(self) -> "asyncio.Future[None] | None":
+        """What the next step of a coroutine has to wait for; None where it may go on at once."""
+        if self.closed or self._level < self._turns.level - BURST / 2 or not self._turns.contended:
+            return None
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._steps.append(turn)
+        self._turns.ready(self)
+        return turn
 
     def weight(self) -> float:
         return self._level
@@ -146,23 +158,28 @@ class Lane:
         average = self._turns.count(self, seconds)
         self._level = min(max(self._level, average - BURST) + seconds, average + DEBT)
 
-    def serve(self, seconds: float) -> bool:
-        """Work for about that long; is there more to do?"""
-        start = time.thread_time()
+    def serve(self, seconds: float, start: float) -> bool:
+        """Work for about that long; is there more to do? `start` is the thread's processor time now."""
+        # How long it may go on is told by the cheap clock; what is charged, by that of the processor.
+        end = time.monotonic() + seconds
         try:
+            if self._steps:
+                _release(self._steps.popleft())
+                self._turns.spend(STEP)
             # Half of the time for what is new, so that it cannot keep what is open from going on.
             while self._jobs and not self.closed:
                 callback, args = self._jobs.popleft()
                 _call(callback, args)
-                if time.thread_time() - start >= seconds / 2:
+                if time.monotonic() >= end - seconds / 2:
                     break
-            return not self.closed and (self._serve_sockets(start + seconds) or bool(self._jobs))
+            return not self.closed and (self._serve_sockets(end) or bool(self._jobs or self._steps))
         finally:
-            self.charge(time.thread_time() - start)
+            self._turns.now = time.thread_time()
+            self.charge(self._turns.now - start)
 
     def _serve_sockets(self, end: float) -> bool:
-        while True:
-            events = self._epoll.poll(0, _BATCH)
+        """Serve what is ready, until nothing is or the time is over; is there more?"""
+        while events := self._epoll.poll(0, _BATCH):
             for fd, mask in events:
                 watch = self._watched.get(fd)
                 if watch is not None and mask & _WRITE and watch.on_write is not None:
@@ -172,10 +189,9 @@ class Lane:
                     _call(*watch.on_read)
                 if self.closed:
                     return False
-                if time.thread_time() >= end:
+                if time.monotonic() >= end:
                     return True
-            if len(events) < _BATCH:
-                return False
+        return False
 
 
 class Turns:
@@ -183,20 +199,27 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop or asyncio.get_running_loop()
-        self._busy: deque[Lane] = deque()
+        self._waiting: list[tuple[float, int, Lane]] = []  # a heap, by what each lane has used
+        self._order = itertools.count()
         self._scheduled = False
+        self._end = 0.0
+        self.now = 0.0  # processor time of this thread, when a lane was last served
         self._tasks: set[asyncio.Task[Any]] = set()
         self._active: set[Lane] = set()
         self._active_before = 0
-        self._woken: dict[Lane, None] = {}
         self._epoch = 0.0
         self.level = 0.0  # what a lane that is always active has used on average
+        self.contended = False  # did the last turn leave a lane waiting?
 
     def watch(self, lane: Lane) -> None:
-        self._loop.add_reader(lane.fileno(), self.ready, lane)
+        if not lane.watched:
+            lane.watched = True
+            self._loop.add_reader(lane.fileno(), self.ready, lane)
 
     def unwatch(self, lane: Lane) -> None:
-        self._loop.remove_reader(lane.fileno())
+        if lane.watched:
+            lane.watched = False
+            self._loop.remove_reader(lane.fileno())
 
     def spawn(self, work: Any) -> asyncio.Task[Any]:
         task = self._loop.create_task(work)
@@ -205,26 +228,17 @@ class Turns:
         return task
 
     def ready(self, lane: Lane) -> None:
-        """A lane has work: serve it now, or let it wait for its turn."""
-        if lane.busy or lane.closed:
-            return
-        if lane.is_light() and not lane.serve(QUANTUM):
-            return
-        if not lane.closed:
-            self._queue(lane)
+        """A lane has work: it waits for its turn, which begins when everything that has arrived is known."""
+        if not lane.waiting and not lane.closed:
+            lane.waiting = True
+            self._push(lane)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._turn)
 
-    def wake(self, lane: Lane) -> None:
-        """A lane got a job. It is looked at when everything that has arrived is in its lane."""
-        if not lane.busy and lane not in self._woken:
-            if not self._woken:
-                self._loop.call_soon(self._serve_woken)
-            self._woken[lane] = None
-
-    def _serve_woken(self) -> None:
-        """The light ones at once, the others in their turn. Those that have used the least are first."""
-        woken, self._woken = self._woken, {}
-        for lane in sorted(woken, key=Lane.weight):
-            self.ready(lane)
+    def spend(self, seconds: float) -> None:
+        """Count time of this turn that is used after it, by what the turn has set off."""
+        self._end -= seconds
 
     def count(self, lane: Lane, seconds: float) -> float:
         """Add to what was used in all; the average of the active lanes after that."""
@@ -237,29 +251,27 @@ class Turns:
         self.level += seconds / max(len(self._active), self._active_before)
         return self.level
 
-    def _queue(self, lane: Lane) -> None:
-        lane.busy = True
-        self.unwatch(lane)
-        self._busy.append(lane)
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
+    def _push(self, lane: Lane) -> None:
+        heapq.heappush(self._waiting, (lane.weight(), next(self._order), lane))
 
     def _turn(self) -> None:
-        """One slice for the busy lanes; the loop looks at everybody else before the next one."""
-        end = time.thread_time() + SLICE
-        for _ in range(len(self._busy)):
-            lane = self._busy.popleft()
-            if not lane.closed and lane.serve(QUANTUM):
-                self._busy.append(lane)
+        """Serve lanes for one slice; the loop looks for what is new before the next one."""
+        self.now = time.thread_time()
+        self._end = self.now + SLICE
+        while self._waiting:
+            lane = heapq.heappop(self._waiting)[2]
+            if not lane.closed and lane.serve(QUANTUM, self.now):
+                self._push(lane)
             else:
-                lane.busy = False
+                lane.waiting = False
                 if not lane.closed:
                     self.watch(lane)
-            if time.thread_time() >= end:
+            if self.now >= self._end:
                 break
-        self._scheduled = bool(self._busy)
+        self._scheduled = self.contended = bool(self._waiting)
         if self._scheduled:
+            for _, _, lane in self._waiting:
+                self.unwatch(lane)
             self._loop.call_soon(self._turn)
 
 
@@ -273,6 +285,15 @@ class _Charged:
         step: Callable[[Any], Any] = self._work.send
         value: Any = None
         while True:
+            turn = self._lane.wait_for_turn()
+            if turn is not None:
+                try:
+                    yield from turn
+                except GeneratorExit:
+                    self._work.close()
+                    raise
+                except BaseException as err:
+                    value, step = err, self._work.throw
             start = time.thread_time()
             try:
                 waiting = step(value)
@@ -287,6 +308,11 @@ class _Charged:
                 raise
             except BaseException as err:
                 value, step = err, self._work.throw
+
+
+def _release(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _call(callback: Callback, args: tuple[Any, ...]) -> None:

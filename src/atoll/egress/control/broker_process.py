@@ -21,7 +21,8 @@ from atoll.errors import Unavailable
 _SOCKET: Final = "egress.sock"
 _LOG: Final = "broker.log"
 _PID: Final = "broker.pid"
-_FDS: Final = 5
+_MAX_FDS: Final = 8
+_FDS: Final = 3
 _MAX_LOG: Final = 1 << 20
 _NICE: Final = -10
 # The broker runs the very code of the daemon that starts it, wherever that was loaded from, and nothing from its cwd.
@@ -84,9 +85,13 @@ def spawn(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A broker that answered: the line to it, its version and process id, and the router's sockets it holds."""
+    """A broker that answered: the line to it, its version and process id, and the router's sockets it holds.
+
+    `handover` takes the sockets of new links; a broker of another version has none.
+    """
 
     connection: socket.socket
+    handover: socket.socket | None
     version: int
     pid: int
     sockets: RouterSockets
@@ -103,16 +108,24 @@ def connect(state_dir: Path, timeout: float = 20.0) -> Found:
         sock.settimeout(timeout)
         with _ShortPath(state_dir) as path:
             sock.connect(path)
-        greeting, fds, _, _ = socket.recv_fds(sock, wire.GREETING.size, _FDS)
-        if len(greeting) != wire.GREETING.size or len(fds) != _FDS:
+        greeting, fds, _, _ = socket.recv_fds(sock, wire.GREETING.size, _MAX_FDS)
+        version, pid = wire.GREETING.unpack(greeting) if len(greeting) == wire.GREETING.size else (0, 0)
+        if len(fds) < _FDS or (version == wire.VERSION and len(fds) != _FDS) or not version:
             for fd in fds:
                 os.close(fd)
             raise Unavailable("the egress broker gave no sockets")
         for fd in fds:
             os.set_inheritable(fd, False)
+        net, *between, log = fds
+        handover = None
+        if version == wire.VERSION:
+            handover = socket.socket(fileno=between[0])
+            handover.setblocking(False)
+        else:
+            for fd in between:
+                os.close(fd)
         sock.setblocking(False)
-        version, pid = wire.GREETING.unpack(greeting)
-        return Found(sock, version, pid, RouterSockets.from_filenos(fds))
+        return Found(sock, handover, version, pid, RouterSockets.from_filenos((net, log)))
     except BaseException:
         sock.close()
         raise

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from atoll.egress.control import wire
+from atoll.egress.router.router import Link, LinkSockets
 from atoll.errors import Internal, Unavailable
 
 ORDER_SECONDS: Final = 20.0
@@ -30,11 +31,14 @@ class BrokerLine:
         self._answers: dict[int, asyncio.Future[wire.Message]] = {}
         self._number = 0
         self._work: list[asyncio.Task[None]] = []
+        self._handover: socket.socket | None = None
+        self.holds: set[str] = set()  # the links whose sockets the broker has, by interface
         self.gone = asyncio.Event()
 
     @classmethod
-    async def open(cls, connection: socket.socket, hear: "Hear") -> "BrokerLine":
+    async def open(cls, connection: socket.socket, handover: socket.socket | None, hear: "Hear") -> "BrokerLine":
         self = cls(hear)
+        self._handover = handover
         reader, self._writer = await asyncio.open_unix_connection(sock=connection, limit=1 << 20)
         loop = asyncio.get_running_loop()
         self._work = [loop.create_task(self._listen(reader)), loop.create_task(self._feel())]
@@ -64,11 +68,23 @@ class BrokerLine:
         if not self.gone.is_set():
             self._writer.write(wire.encode(message))
 
+    def hand_over(self, link: Link, sockets: LinkSockets) -> None:
+        """Give the broker the sockets of a link, before it is told of the sandbox."""
+        if self._handover is None or self.gone.is_set():
+            raise Unavailable("the egress broker went away")
+        try:
+            socket.send_fds(self._handover, [link.ifname.encode()], sockets.filenos())
+        except OSError as err:
+            raise Unavailable(f"the egress broker takes no sockets: {err}") from None
+        self.holds.add(link.ifname)
+
     async def close(self) -> None:
         for task in self._work:
             task.cancel()
         await asyncio.gather(*self._work, return_exceptions=True)
         self._writer.close()
+        if self._handover is not None:
+            self._handover.close()
 
     async def _feel(self) -> None:
         """Until it is gone: does it still answer?"""

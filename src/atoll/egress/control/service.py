@@ -8,7 +8,6 @@ passes. When the daemon dies the broker keeps the router alive, and `start` with
 import asyncio
 import logging
 import os
-import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.refusals import Refusals
 from atoll.egress.router.nft import Entry, read_entries
-from atoll.egress.router.router import BATCH, Link, Router
+from atoll.egress.router.router import BATCH, Link, LinkSockets, Router
 from atoll.errors import AtollError, Internal, NotFound, Unavailable
 
 _SWEEP_SECONDS: Final = 0.25
@@ -113,11 +112,12 @@ class Egress:
         self._limits = limits or Limits()
         self._dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
-            connection = await self._adopt()
-            if connection is None:
+            found = await self._adopt()
+            if found is None:
                 self._router = await self._in_router(Router.create)
-                connection = await self._spawn()
-            self._line = await BrokerLine.open(connection, self._hear)
+                found = await self._spawn()
+            self._line = await BrokerLine.open(found.connection, found.handover, self._hear)
+            self._line.holds.update((await self._line.order({"op": "list"}))["sandboxes"].values())
             await self._line.order({"op": "open"})
             self._ready.set()
         except BaseException:
@@ -157,7 +157,10 @@ class Egress:
         if attached.policy is None:
             return {}
         try:
-            return dict((await self._order({"op": "unregister", "sandbox": sandbox})).get("counters", {}))
+            answer = await self._order({"op": "unregister", "sandbox": sandbox})
+            if self._line is not None:
+                self._line.holds.discard(attached.link.ifname)
+            return dict(answer.get("counters", {}))
         except Unavailable:
             return {}  # a broker that starts later never learns of this sandbox
 
@@ -169,7 +172,10 @@ class Egress:
         links: dict[str, Link] = {}
         wanted = list(kept)
         for one in wanted:
-            link = one.link if await self._in_router(self._router.known, one.link) else await self._replug(one)
+            link: Link | None = one.link
+            if not await self._in_router(self._router.known, one.link):
+                await self._order({"op": "unregister", "sandbox": one.sandbox})  # frees the address
+                link = await self._replug(one)
             if link is None:
                 continue
             links[one.sandbox] = link
@@ -246,13 +252,33 @@ class Egress:
     async def _put_in_force(self, attached: _Attached, policy: EgressPolicy) -> None:
         order = {"op": "register", "link": attached.link.to_dict(), "policy": policy.to_dict()}
         async with attached.lock:
-            answer = await self._order(order)
+            line = await self._hand_over(attached.link)
+            try:
+                answer = await line.order(order)
+            except Internal:
+                line.holds.discard(attached.link.ifname)
+                raise
             # In small steps: others need the router's thread meanwhile.
             for rows in batched(read_entries(answer["revoke"])):
                 await self._in_router(self._router.revoke, attached.link, rows)
             for rows in batched(read_entries(answer["grant"])):
                 await self._in_router(self._router.grant, attached.link, rows)
             await self._in_router(self._settle, attached, policy)
+
+    async def _hand_over(self, link: Link) -> BrokerLine:
+        """Open the sockets of a link and give them to the broker, unless it has them; the line to it. No copy stays here."""
+        line = await self._living_line()
+        if link.ifname in line.holds:
+            return line
+        try:
+            sockets = await self._in_router(LinkSockets.open, link)
+        except OSError as err:
+            raise Unavailable(f"the network link of {link.sandbox} cannot be opened: {err}") from err
+        try:
+            line.hand_over(link, sockets)
+        finally:
+            sockets.close()
+        return line
 
     def _settle(self, attached: _Attached, policy: EgressPolicy) -> None:
         link = attached.link
@@ -284,8 +310,8 @@ class Egress:
 
     # The broker
 
-    async def _adopt(self) -> socket.socket | None:
-        """The connection to a broker that is already there, with its router taken over; None when there is none."""
+    async def _adopt(self) -> broker_process.Found | None:
+        """A broker that is already there, with its router taken over; None when there is none."""
         try:
             found = await asyncio.to_thread(broker_process.connect, self._dir)
         except TimeoutError:
@@ -297,13 +323,13 @@ class Egress:
         self._router = await self._in_router(Router.adopt, found.sockets)
         self.adopted, self.broker_pid = True, found.pid
         if found.speaks_our_version:
-            return found.connection
+            return found
         found.connection.close()
         await self._end_process()
         await self._in_router(self._router.flush_grants)
         return await self._spawn()
 
-    async def _spawn(self) -> socket.socket:
+    async def _spawn(self) -> broker_process.Found:
         def start() -> "subprocess.Popen[bytes]":
             return broker_process.spawn(
                 self._dir,
@@ -320,7 +346,7 @@ class Egress:
         found = await asyncio.to_thread(broker_process.connect, self._dir)
         found.sockets.close()  # copies of our own
         self.broker_pid = found.pid
-        return found.connection
+        return found
 
     async def _supervise(self) -> None:
         """Whenever the broker is gone, close all doors and start another."""
@@ -340,7 +366,8 @@ class Egress:
             try:
                 await self._in_router(self._router.flush_grants)
                 await self._end_process()
-                self._line = await BrokerLine.open(await self._spawn(), self._hear)
+                found = await self._spawn()
+                self._line = await BrokerLine.open(found.connection, found.handover, self._hear)
                 break
             except (OSError, Unavailable, Internal, subprocess.SubprocessError) as err:
                 _log.error("the egress broker does not start: %s", err)
@@ -403,10 +430,13 @@ class Egress:
 
     async def _order(self, message: wire.Message) -> wire.Message:
         """Give the broker an order; waits a while for one that is just being started."""
+        return await (await self._living_line()).order(message)
+
+    async def _living_line(self) -> BrokerLine:
         try:
             async with asyncio.timeout(ORDER_SECONDS):
                 await self._ready.wait()
         except TimeoutError:
             raise Unavailable("there is no egress broker") from None
         assert self._line is not None
-        return await self._line.order(message)
+        return self._line

@@ -9,9 +9,10 @@ import json
 import struct
 from typing import Any, Final
 
-VERSION: Final = 4
+VERSION: Final = 5
 MAX_MESSAGE: Final = 4 * 1024 * 1024
-# Sent with the router's descriptors when a daemon connects: version of this protocol, process id of the broker.
+# Sent when a daemon connects: version of this protocol, process id of the broker. With it come descriptors: the router's namespace
+# first, its log last, and between them a socket over which the daemon hands over the sockets of new links.
 GREETING: Final = struct.Struct("!BI")
 _LENGTH = struct.Struct("!I")
 

@@ -34,7 +34,7 @@ PREFIX: Final = 30
 _BASE: Final = 0x64600000  # 100.96.0.0
 _BLOCKS: Final = 1 << 17  # /30 blocks up to 100.103.255.255
 _DYING: Final = 0xA7011
-BACKLOG: Final = 65535  # connections of all sandboxes that wait for the broker to take them
+BACKLOG: Final = 2048  # connections of one sandbox that wait for the broker to take them
 BATCH: Final = 256  # elements of the rules in one step
 _FEW_LINKS: Final = 16
 _RUNNING_SECONDS: Final = 0.5
@@ -89,22 +89,68 @@ class RouterSockets:
     """What the broker needs of the router namespace, and what brings a later daemon back to it."""
 
     net: int
-    dns_udp: socket.socket
-    dns_tcp: socket.socket
-    proxy: socket.socket
     log: socket.socket
 
-    def filenos(self) -> tuple[int, int, int, int, int]:
-        return (self.net, self.dns_udp.fileno(), self.dns_tcp.fileno(), self.proxy.fileno(), self.log.fileno())
+    def filenos(self) -> tuple[int, int]:
+        return (self.net, self.log.fileno())
 
     @classmethod
     def from_filenos(cls, fds: Iterable[int]) -> "RouterSockets":
-        net, dns_udp, dns_tcp, proxy, log = fds
-        return cls(net, *(socket.socket(fileno=fd) for fd in (dns_udp, dns_tcp, proxy, log)))
+        net, log = fds
+        return cls(net, socket.socket(fileno=log))
 
     def close(self) -> None:
         os.close(self.net)
-        for sock in (self.dns_udp, self.dns_tcp, self.proxy, self.log):
+        self.log.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSockets:
+    """Where the packets of one link arrive: DNS over UDP and TCP, and the connections that the broker passes on.
+
+    They are bound to the link's interface and gateway address, so nobody else's packets come here, and what one sandbox sends
+    waits in queues of its own.
+    """
+
+    dns_udp: socket.socket
+    dns_tcp: socket.socket
+    proxy: socket.socket
+
+    @classmethod
+    def open(cls, link: Link) -> "LinkSockets":
+        """New ones, in the namespace of the calling thread. The link must exist there."""
+        opened: list[socket.socket] = []
+        try:
+            for kind, port in (
+                (socket.SOCK_DGRAM, DNS_PORT),
+                (socket.SOCK_STREAM, DNS_PORT),
+                (socket.SOCK_STREAM, BROKER_PORT),
+            ):
+                sock = socket.socket(socket.AF_INET, kind | socket.SOCK_NONBLOCK)
+                opened.append(sock)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, link.ifname.encode() + b"\0")
+                if kind == socket.SOCK_DGRAM:
+                    _set_receive_buffer(sock, _DNS_BUFFER)
+                else:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.bind((link.gateway, port))
+                if kind == socket.SOCK_STREAM:
+                    sock.listen(BACKLOG if port == BROKER_PORT else _DNS_BACKLOG)
+        except BaseException:
+            for sock in opened:
+                sock.close()
+            raise
+        return cls(*opened)
+
+    @classmethod
+    def from_filenos(cls, fds: Iterable[int]) -> "LinkSockets":
+        return cls(*(socket.socket(fileno=fd) for fd in fds))
+
+    def filenos(self) -> list[int]:
+        return [self.dns_udp.fileno(), self.dns_tcp.fileno(), self.proxy.fileno()]
+
+    def close(self) -> None:
+        for sock in (self.dns_udp, self.dns_tcp, self.proxy):
             sock.close()
 
 
@@ -334,25 +380,19 @@ def _no_ipv6() -> None:
 
 
 def _open_sockets() -> RouterSockets:
-    dns_udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    dns_udp.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
+    log = open_log(LOG_GROUP)
+    _set_receive_buffer(log, _LOG_BUFFER)
+    return RouterSockets(current_net(), log)
+
+
+def _set_receive_buffer(sock: socket.socket, size: int) -> None:
     try:
-        dns_udp.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _DNS_BUFFER)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size)
     except OSError:
-        dns_udp.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _DNS_BUFFER)
-    dns_udp.bind(("0.0.0.0", DNS_PORT))
-    listeners = []
-    for port in (DNS_PORT, BROKER_PORT):
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("0.0.0.0", port))
-        listener.listen(BACKLOG)
-        listeners.append(listener)
-    for sock in (dns_udp, *listeners):
-        sock.setblocking(False)
-    return RouterSockets(current_net(), dns_udp, listeners[0], listeners[1], open_log(LOG_GROUP))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
-_IP_PKTINFO: Final = 8
 _SO_RCVBUFFORCE: Final = 33
-_DNS_BUFFER: Final = 16 << 20  # one packet of every sandbox's burst, however many there are
+_DNS_BACKLOG: Final = 64
+_DNS_BUFFER: Final = 256 * 1024  # one sandbox's burst of packets
+_LOG_BUFFER: Final = 16 << 20  # a burst of refused packets of many sandboxes; the rules limit that of each
