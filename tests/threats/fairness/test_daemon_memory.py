@@ -1,6 +1,7 @@
 """F2-M4: what one key asks for takes neither the daemon's memory nor the threads others need, nor its loop for long."""
 
 import asyncio
+import contextlib
 import gc
 import gzip
 import io
@@ -75,9 +76,36 @@ def test_a_large_request_of_many_values_is_refused_and_a_long_text_is_not(daemon
         daemon.ask("POST", "/v1/sandboxes/none/exec", many)
     assert refused.value.code == "too_large"
     assert rss(daemon, "VmHWM") - before < 64
-    request.check_shape(json.dumps({"code": "a,b," * MIB}).encode())
+    request.check_shape(json.dumps({"code": "a,[b," * MIB}).encode(), model.RunSpec)
     with pytest.raises(errors.TooLarge):
-        request.check_shape(many)
+        request.check_shape(many, model.ExecSpec)
+
+
+DEEP = b"[" * 300 + b"]" * 300 + b","
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"entries": [{"a": [' + DEEP * 60_000 + b"1]}]}",
+        b'{"entries": [{"a": [' + DEEP * 1500 + b'1]}], "entries": []}',
+        b'{"entries": [{"a": [' + b"[]," * 340_000 + b"1]}]}",
+        b'{"entries": [{"a": [' + b'{"a":' * 11_000 + b"1" + b"}" * 11_000 + b"]}]}",
+        b"{" + b'"a":1,' * (10 * MIB) + b'"b":1}',
+        b'{"entries": [{"a": [' + b'"",' * 190_000 + b'""]}]}',
+        b'{"entries": [{"a": [' + b'{"a":1},' * 90_000 + b"1]}]}",
+    ],
+    ids=["deep", "twice", "short", "deepest", "fields", "strings", "objects"],
+)
+def test_no_request_takes_the_loop_for_long(body: bytes) -> None:
+    """Counted in CPU time: all of them are looked at and decoded, or refused, in one turn of the daemon's loop."""
+    begun = time.thread_time()
+    with contextlib.suppress(errors.AtollError):
+        if len(body) > request.LARGE_JSON:
+            request.check_shape(body, model.CreateFromManifest)
+        model.decode(model.CreateFromManifest, body)
+    took = time.thread_time() - begun
+    assert took < 0.3, f"{len(body) / MIB:.1f} MiB took {took:.2f} s of CPU time"
 
 
 def bomb(packed_mib: float) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from .keys import Key, Keys
 from .principals import Principal, local
 from .ratelimit import DEFAULTS, Class, Limiter, Rate
 from .rights_watch import RightsWatch
+from .socket_owner import socket_owner
 
 NOBODY = 65534
 BROKER = b"atoll.egress.broker.process"  # in the command line of one
@@ -145,52 +145,29 @@ def bearer_of(header: str | None) -> str | None:
 
 
 def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
-    """The uid that owns the client's end of a loopback connection, from /proc/net/tcp; None when it cannot be told.
+    """The uid that owns the client's end of a loopback connection; None when it cannot be told.
 
     Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else. What the egress
     broker carries for a sandbox is nobody's, also where the broker has to run as the daemon's own user.
     """
     if not (_is_loopback(theirs[0]) and _is_loopback(ours[0])):
         return None
-    wanted = {(_hex_address(theirs, mapped), _hex_address(ours, mapped)) for mapped in (False, True)}
-    owners, inodes = set(), set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            fields = line.split()
-            # State 01 is ESTABLISHED; an inode of 0 is an orphan, whose uid says nothing.
-            if len(fields) > 9 and fields[3] == "01" and fields[9] != "0" and (fields[1], fields[2]) in wanted:
-                owners.add(int(fields[7]))
-                inodes.add(fields[9])
-    if len(owners) != 1 or (standing().rootless and _is_brokers(inodes)):
+    found = socket_owner(theirs, ours)
+    if found is None or (standing().rootless and _is_brokers(found.inode)):
         return None
-    return owners.pop()
+    return found.uid
 
 
-def _is_brokers(inodes: set[str]) -> bool:
-    """Whether a broker holds one of these sockets. Only those of this daemon's own namespace can be looked into."""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
+def _is_brokers(inode: int) -> bool:
+    """Whether a broker holds this socket. Only those of this daemon's own namespace can be looked into."""
     for process in Path("/proc").iterdir():
         with suppress(OSError):
             if process.name.isdigit() and BROKER in (process / "cmdline").read_bytes():
                 for descriptor in (process / "fd").iterdir():
                     with suppress(OSError):
-                        if os.readlink(descriptor) in wanted:
+                        if os.readlink(descriptor) == f"socket:[{inode}]":
                             return True
     return False
-
-
-def _hex_address(end: tuple[str, int], mapped: bool) -> str:
-    """The kernel's notation: 32-bit words in the byte order of the machine, then the port."""
-    address = ipaddress.ip_address(end[0].partition("%")[0])
-    packed = address.packed
-    if mapped and address.version == 4:
-        packed = bytes(10) + b"\xff\xff" + packed
-    words = [int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed), 4)]
-    return "".join(f"{word:08X}" for word in words) + f":{end[1]:04X}"
 
 
 def _is_loopback(text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll import errors
 from atoll.core.commands.history import History, Writer
-from atoll.core.commands.output import Output
+from atoll.core.commands.output import Output, OutputRefused
 from atoll.core.sandboxes.state import Live
 from atoll.core.store.sqlite import Row, Store
 from atoll.guest import Exit, Process, ProgramNotStarted
@@ -74,6 +74,8 @@ class Running:
             assert process.exit is not None
             if (said := await self.finish(process.exit)) is not None:
                 yield said
+        except OutputRefused:
+            raise  # it is killed, and its end is recorded
         except errors.AtollError as error:
             self.fail(error)
             raise

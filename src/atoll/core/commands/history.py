@@ -11,6 +11,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from atoll.core.store.sqlite import Row, Store
 log = logging.getLogger("atoll.history")
 
 CAP = 8 * 1024 * 1024
+ENDED_BYTES = 512 * 1024 * 1024  # of transcripts of one owner's sandboxes that have ended
 PER_COMMAND = 1024 * 1024  # bytes of each stream of one command that enter the transcript
 WINDOW_DEFAULT, WINDOW_MOST = 64 * 1024, 256 * 1024
 OPEN_FILES = 64
@@ -183,6 +185,17 @@ class History:
             "truncated_before": offset < gone,
             "eof": start + len(data) >= end,
         }
+
+    def purge(self) -> None:
+        """Forget what ended long ago or is beyond what an owner may leave behind, records and transcripts, the oldest first."""
+        for sandbox in self._store.purge():
+            self.forget(sandbox)
+        left: dict[str, int] = {}
+        for owner, sandbox in self._store.ended():
+            with suppress(FileNotFoundError):
+                left[owner] = left.get(owner, ENDED_BYTES) - self._path(sandbox).stat().st_size
+                if left[owner] < 0:
+                    self.forget(sandbox)
 
     def forget(self, sandbox: str) -> None:
         self._masks.pop(sandbox, None)

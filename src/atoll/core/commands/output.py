@@ -10,17 +10,53 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from atoll import errors
+from atoll.accounts import Lease
+
 TAIL = 512 * 1024
 PIECE = 256 * 1024
 
+UNCHARGED = 64 * 1024  # bytes of a stream in memory that are not worth an account
+STEP = 256 * 1024  # what is charged at once beyond them
+
 Grant = Callable[[int], int]  # asked before bytes are kept on the host: how many of so many may be
+
+
+class OutputRefused(errors.Exhausted):
+    """Output that its owner may not hold in the daemon's memory."""
+
+
+class Held:
+    """The account of what a foreground command's output takes of the daemon's memory. `make_room` forgets something else of the
+    same sandbox; it is False when there is nothing to forget."""
+
+    def __init__(self, lease: Lease, make_room: Callable[[], bool]) -> None:
+        self._lease = lease
+        self._make_room = make_room
+
+    def take(self, size: int) -> None:
+        """Charge so much more, or OutputRefused."""
+        while True:
+            try:
+                return self._lease.grow(size)
+            except errors.Exhausted as full:
+                if not self._make_room():
+                    hint = "send the output to a file inside, run it in the background, or set a lower output limit"
+                    raise OutputRefused(full.message, hint=hint, details=full.details) from None
+
+    def end(self) -> None:
+        self._lease.end()
 
 
 class Kept:
     """One stream. `total` counts every byte; `first` are the kept ones; the tail ends at `total`."""
 
-    def __init__(self, limit: int, path: Path | None = None, grant: Grant | None = None) -> None:
+    def __init__(
+        self, limit: int, path: Path | None = None, grant: Grant | None = None, held: Held | None = None
+    ) -> None:
         self.limit = limit
+        self._held = held
+        self._charged = UNCHARGED
         self._grant = grant or (lambda wanted: wanted)
         self.total = 0
         self.missed = 0  # bytes lost before they came here
@@ -50,6 +86,9 @@ class Kept:
             if self._fd >= 0:
                 self._size += self._write(part)
             else:
+                if self._held is not None and self._size + len(part) > self._charged:
+                    self._held.take(step := max(STEP, len(part)))
+                    self._charged += step
                 self._memory += part
                 self._size += len(part)
         self.total += len(data)
@@ -113,12 +152,18 @@ class Output:
     """Both streams of one command, and a bell for those who follow them."""
 
     def __init__(
-        self, limit: int, directory: Path | None = None, command: str = "", grant: Grant | None = None
+        self,
+        limit: int,
+        directory: Path | None = None,
+        command: str = "",
+        grant: Grant | None = None,
+        held: Held | None = None,
     ) -> None:
+        self._held = held
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.kept = {
-            channel: Kept(limit, None if directory is None else directory / f"{command}.{channel}", grant)
+            channel: Kept(limit, None if directory is None else directory / f"{command}.{channel}", grant, held)
             for channel in (1, 2)
         }
         self.finished = False
@@ -127,6 +172,11 @@ class Output:
     def add(self, channel: int, data: bytes) -> None:
         self.kept[channel].add(data)
         self.ring()
+
+    def forget(self) -> None:
+        """Nobody asks for it any more: what it held in memory is given back."""
+        if self._held is not None:
+            self._held.end()
 
     def finish(self) -> None:
         self.finished = True

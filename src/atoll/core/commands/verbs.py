@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from atoll import accounts, errors
-from atoll.accounts import OUTPUT
+from atoll.accounts import MEMORY, OUTPUT
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal, new_command_id
@@ -21,7 +21,7 @@ from atoll.core.access.secrets import Vault
 from atoll.core.commands import languages
 from atoll.core.commands.command import Running, info
 from atoll.core.commands.history import History
-from atoll.core.commands.output import Output
+from atoll.core.commands.output import Held, Output
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Row, Store, StoreFailed
@@ -319,7 +319,8 @@ class Commands(Part):
         if command in live.commands:
             raise errors.AlreadyExists(f"there is a command {command!r} already")
         grant = self._grant(live.id, live.owner) if background else None
-        output = Output(kept, self._directory / live.id if background else None, command, grant)
+        held = None if background else self._held(live)
+        output = Output(kept, self._directory / live.id if background else None, command, grant, held)
         running = Running(live, row, output, self._store, self._history)
         live.commands[command] = running
 
@@ -472,6 +473,11 @@ class Commands(Part):
                         return 0
 
         return grant
+
+    def _held(self, live: Live) -> Held:
+        """The account of one foreground command's output. What ended longest ago makes room for it."""
+        holders = (accounts.sandbox(live.id), accounts.owner(live.owner))
+        return Held(self._sandboxes.accounts.lease(MEMORY, 0, *holders), live.forget_oldest)
 
     def _drop_oldest(self, sandbox: str, holders: tuple[accounts.Holder, ...]) -> bool:
         """Remove the output of the command that ended longest ago; False when there is none."""

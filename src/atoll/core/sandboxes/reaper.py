@@ -18,6 +18,7 @@ log = logging.getLogger("atoll.reaper")
 
 AT_MOST = 30.0  # the longest sleep, so that a clock that was set is noticed
 RETRY = 10.0
+PURGE = 300.0  # seconds between two looks at what ended sandboxes left behind
 SETTLE_AGAIN = 2.0  # seconds between two tries to write what waits for room
 
 
@@ -29,6 +30,7 @@ class Reaper:
         self._settle = settle  # writes what else waits for room
         self._task: asyncio.Task[None] | None = None
         self._failed: dict[str, float] = {}
+        self._purged = time.monotonic()  # recovery has just done it
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -71,6 +73,10 @@ class Reaper:
                 await self._end(row["id"], "expired")
             elif row["state"] == "ending" and (row["owner"], row["id"]) not in self._sandboxes.live:
                 await self._end(row["id"], row["end_kind"] or "lost")
+        if time.monotonic() - self._purged > PURGE:
+            self._purged = time.monotonic()
+            with suppress(StoreFailed):
+                self._sandboxes.history.purge()
         if not self._write_late():
             nearest = min(nearest, time.time() + SETTLE_AGAIN)
         return max(0.05, nearest - time.time())

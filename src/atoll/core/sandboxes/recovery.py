@@ -39,8 +39,7 @@ async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
     await _reconnect(sandboxes)
     if strangers:
         log.warning("removed what no record knows: %s", ", ".join(strangers))
-    for sandbox in sandboxes.store.purge():
-        sandboxes.history.forget(sandbox)
+    sandboxes.history.purge()
 
 
 def _account(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:

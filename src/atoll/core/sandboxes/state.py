@@ -88,9 +88,17 @@ class Live:
         self._finished.append((command.id, size))
         self._finished_bytes += size
         while len(self._finished) > REMEMBERED or self._finished_bytes > REMEMBERED_BYTES:
-            oldest, size = self._finished.popleft()
-            self._finished_bytes -= size
-            self.commands.pop(oldest, None)
+            self.forget_oldest()
+
+    def forget_oldest(self) -> bool:
+        """Forget the output of the command that ended longest ago; False when none is remembered."""
+        if not self._finished:
+            return False
+        oldest, size = self._finished.popleft()
+        self._finished_bytes -= size
+        if (command := self.commands.pop(oldest, None)) is not None:
+            command.output.forget()
+        return True
 
     def refused_since(self, start: float) -> list[dict[str, Any]]:
         """What the network policy refused since then, each thing once."""

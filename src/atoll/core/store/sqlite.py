@@ -29,6 +29,7 @@ MAX_EVENTS = 10_000
 WRITE_BEHIND = 0.02
 MAX_LATE = 20_000  # late writes that wait for a store that cannot be written
 KEEP_ENDED = 7 * 86400.0
+MAX_ENDED = 2000  # sandboxes of one owner that have ended and are still known; the oldest beyond go
 FILE_ROOM, LOG_ROOM = (
     8 << 20,
     12 << 20,
@@ -331,14 +332,26 @@ class Store:
         return int(count)
 
     def purge(self) -> list[str]:
-        """Forget what ended long ago; the ids, so that their files can go too."""
-        before = time.time() - KEEP_ENDED
-        ids = [row["id"] for row in self._rows("SELECT id FROM sandbox WHERE ended_at < ?", before)]
+        """Forget what ended long ago, and of each owner all but the newest that ended; the ids, so that their files can go too."""
+        ids = [
+            row["id"]
+            for row in self._rows(
+                """SELECT id FROM (SELECT id, ended_at, row_number() OVER (PARTITION BY owner ORDER BY ended_at DESC) AS age
+                   FROM sandbox WHERE state = 'ended') WHERE ended_at < ? OR age > ?""",
+                time.time() - KEEP_ENDED,
+                MAX_ENDED,
+            )
+        ]
         for sandbox in ids:
             with self.transaction():
                 for table, column in (("command", "sandbox_id"), ("event", "sandbox_id"), ("sandbox", "id")):
                     self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (sandbox,))
         return ids
+
+    def ended(self) -> list[tuple[str, str]]:
+        """The owner and id of every sandbox that has ended and is still known, the newest first."""
+        found = self._rows("SELECT owner, id FROM sandbox WHERE state = 'ended' ORDER BY ended_at DESC")
+        return [(row["owner"], row["id"]) for row in found]
 
     # Commands
 

@@ -12,7 +12,7 @@ from atoll.core import Core
 from atoll.core.policy.profiles import Ceiling
 from atoll.core.sandboxes.provisioning import TEMPORARY
 from atoll.model import Chunk, CreateSandbox, ExecResult, ExecSpec, RunOnce
-from atoll.server.request import Exchange
+from atoll.server.request import LARGE_JSON, Exchange, check_shape
 from atoll.surfaces.agentkernel.http import words
 from atoll.surfaces.agentkernel.http.admission import Admission, check_content
 
@@ -54,6 +54,8 @@ class Served:
     async def body(self, exchange: Exchange, kind: type[T]) -> T:
         raw = await exchange.body()
         check_content(exchange, raw)
+        if len(raw) > LARGE_JSON:
+            check_shape(raw, kind)
         return model.decode(kind, raw)
 
     # From its words to core's

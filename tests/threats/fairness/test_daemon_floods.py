@@ -1,0 +1,191 @@
+"""Twenty callers flood the daemon, each in another way; a neighbour's commands take at most three times what they take
+beside twenty sandboxes that only burn their share of the CPU.
+
+Both are measured in the same run, in short blocks that take turns, so that what else the machine does counts for both. A
+row fails when three measurements in a row are beyond the bound: a flood does the same every time, other load does not.
+"""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from daemon_lab import PATIENCE, Box, DaemonProcess, UnixConnection, until
+from floods import MANY_FILES
+from sandbox_lab import RUNTIMES
+
+pytestmark = pytest.mark.serial
+
+CALLERS = 20
+BOUND = 3.0
+ROUNDS, EXECS = 3, 8  # a block is so many commands
+TRIES = 3
+KINDS = (
+    "small_execs", "large_outputs", "lists", "greps", "uploads", "large_json", "connections", "handshakes", "streams",
+    "exposed",
+)  # fmt: skip
+CLIENTS = 2  # processes that flood, so that one Python is not all there is
+BURN = """
+import os, time
+while True:
+    until = time.monotonic() + 0.2
+    if os.path.exists('/workspace/burn'):
+        while time.monotonic() < until: pass
+    else: time.sleep(0.05)
+"""
+FILL = f"""
+import os
+os.mkdir('/workspace/many')
+for n in range({MANY_FILES}):
+    with open(f'/workspace/many/{{n:05}}', 'w') as f: f.write('a line of text\\n' * 3)
+"""
+
+
+class Street(DaemonProcess):
+    """A daemon with twenty sandboxes of which each can burn or be flooded, and a neighbour's."""
+
+    def __init__(self) -> None:
+        super().__init__("[pool]\nfloor = 0\nceiling = 0\n")
+        self.options = ["--grpc", "127.0.0.1:0"]
+        self.boxes: list[Box] = []
+        self.did: dict[str, int] = {}  # how often each flood has done what it does
+
+    def furnish(self) -> None:
+        runtime = RUNTIMES[0]
+        self.neighbour = self.create(runtime=runtime)
+        self.boxes = [self.create(runtime=runtime) for _ in range(CALLERS)]
+        for box in self.boxes:
+            assert box.exec(["python3", "-c", FILL])["exit_code"] == 0
+            box.exec(["python3", "-c", BURN], background=True)
+        server = self.boxes[0]
+        server.background("cd /workspace && echo hi > index.html && exec python3 -m http.server 8000")
+        until(lambda: server.exec("exec 3<>/dev/tcp/127.0.0.1/8000")["exit_code"] == 0, "the server listens")
+        quotas = {"read_burst": 10**6, "read_rate": 10**6, "write_burst": 10**6, "write_rate": 10**6}
+        keys = [
+            self.post("/v1/keys", {"name": f"k{n}", "scopes": ["use"], "quotas": quotas})["key"] for n in range(CALLERS)
+        ]
+        until((self.home / "grpc.endpoint").exists, "gRPC listens")
+        settings = {
+            "home": str(self.home),
+            "sandboxes": [box.id for box in self.boxes],
+            "port": int((self.home / "grpc.endpoint").read_text().split()[0].rpartition(":")[2]),
+            "ca": (self.home / "tls" / "sandbox-ca.crt").read_text(),
+            "keys": keys,
+            "url": self.post(f"{server.path}/exposures", {"port": 8000})["url"] + "index.html",
+        }
+        (self.home / "floods.json").write_text(json.dumps(settings))
+
+    @contextmanager
+    def burning(self) -> Iterator[None]:
+        for box in self.boxes:
+            box.write("/workspace/burn", b"")
+        try:
+            yield
+        finally:
+            for box in self.boxes:
+                box.files("remove", path="/workspace/burn")
+
+    @contextmanager
+    def flooded(self, kind: str) -> Iterator[None]:
+        program = Path(__file__).with_name("floods.py")
+        clients = [
+            subprocess.Popen(
+                [sys.executable, str(program), kind, str(self.home / "floods.json"), str(share), str(CLIENTS)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for share in range(CLIENTS)
+        ]
+        try:
+            for client in clients:
+                assert client.stdout is not None
+                deadline = time.monotonic() + PATIENCE
+                while sum(map(int, client.stdout.readline().split())) < 2:
+                    assert time.monotonic() < deadline and client.poll() is None, f"{kind} does not begin"
+            yield
+        finally:
+            for client in clients:
+                client.kill()
+                assert client.stdout is not None
+                said = (client.stdout.read().splitlines() or ["0 0"])[-1]
+                self.did[kind] = self.did.get(kind, 0) + sum(map(int, said.split()))
+                client.wait()
+
+    def beside_burners(self) -> list[float]:
+        with self.burning():
+            return self.measure()
+
+    def beside_flood(self, kind: str) -> list[float]:
+        with self.flooded(kind):
+            return self.measure()
+
+    def measure(self, count: int = EXECS) -> list[float]:
+        """How long each of so many commands of the neighbour takes, in milliseconds."""
+        connection = UnixConnection(self.home / "daemon.sock")
+        took = []
+        try:
+            for _ in range(count):
+                begun = time.perf_counter()
+                connection.request("POST", f"{self.neighbour.path}/exec", b'{"argv": ["/bin/true"]}')
+                answer = connection.getresponse()
+                said = answer.read()
+                took.append((time.perf_counter() - begun) * 1000)
+                assert answer.status == 200 and json.loads(said)["exit_code"] == 0, said
+        finally:
+            connection.close()
+        return took
+
+
+@pytest.fixture(scope="module")
+def street() -> Iterator[Street]:
+    made = Street()
+    made.start()
+    made.furnish()
+    made.measure(5)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def measured(street: Street) -> dict[str, tuple[list[float], list[float]]]:
+    """For each flood the times beside burners and beside it, as many of each, from blocks that took turns."""
+    took: dict[str, tuple[list[float], list[float]]] = {kind: ([], []) for kind in KINDS}
+    burning: list[float] = []
+    for _ in range(ROUNDS):
+        for number, kind in enumerate(KINDS):
+            if number % 4 == 0:
+                burning = street.beside_burners()
+            took[kind][0].extend(burning)
+            took[kind][1].extend(street.beside_flood(kind))
+    for kind, (beside, flooded) in took.items():
+        print(f"{kind:14} p99 {p99(flooded):7.1f} ms, beside burners {p99(beside):7.1f} ms, done {street.did[kind]}")
+    return took
+
+
+def p99(took: list[float]) -> float:
+    return sorted(took)[math.ceil(0.99 * len(took)) - 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_neighbours_commands_go_on(
+    street: Street, measured: dict[str, tuple[list[float], list[float]]], kind: str
+) -> None:
+    assert street.did[kind] > CALLERS, "there was a flood"
+    beside, flooded = measured[kind]
+    ratios = [p99(flooded) / p99(beside)]
+    while ratios[-1] > BOUND and len(ratios) < TRIES:
+        beside, flooded = [], []
+        for _ in range(ROUNDS):
+            beside += street.beside_burners()
+            flooded += street.beside_flood(kind)
+        ratios.append(p99(flooded) / p99(beside))
+    assert ratios[-1] <= BOUND, f"a neighbour waits too long, times {ratios}"
