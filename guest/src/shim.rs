@@ -351,8 +351,11 @@ fn become_process(birth: &Birth) -> (Stage, i32) {
     let (spec, fds) = (birth.spec, birth.fds);
     let errno = || io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
     unsafe {
-        if spec.pty {
-            libc::setsid(); // only the leader of a session can take a terminal
+        let other_user = spec.user.as_ref().is_some_and(|(uid, ..)| *uid != 0);
+        if spec.pty || other_user {
+            // Only the leader of a session can take a terminal. And within a session every process may send SIGCONT to
+            // every other: another user's command is not in that of its shim, which is root's.
+            libc::setsid();
         } else {
             // A group of its own in the session of its shim. With a parent of the same session its group is not an
             // orphaned one: gVisor ends an orphaned group by SIGHUP as soon as one member is stopped and another exits.

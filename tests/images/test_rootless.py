@@ -16,7 +16,7 @@ import io, json, os, subprocess, sys
 from pathlib import Path
 from atoll.errors import Unsupported
 from atoll.images import ImageStore
-from atoll.images.host import build_host_image
+from atoll.images.sources.host import build_host_image
 root, usr = Path(sys.argv[1]), Path(sys.argv[2])
 store = ImageStore(root)
 layers = [store._layers.add(io.BytesIO(Path(name).read_bytes()), None, lambda n: None) for name in sys.argv[3:]]

@@ -190,7 +190,8 @@ def test_layers_side_by_side_are_one_line_each() -> None:
         for layer in ("a", "b"):
             bar(Progress("download", layer, done, 10))
             bar(Progress("unpack", layer, done, 10))
-    assert sorted(stream.getvalue().splitlines()) == ["download: a", "download: b", "unpack: a", "unpack: b"]
+    begun = [f"{stage}: 1 B/10 B {layer}" for stage in ("download", "unpack") for layer in ("a", "b")]
+    assert sorted(stream.getvalue().splitlines()) == begun
 
 
 def test_records_are_plain_json(registry: RegistryServer, store: ImageStore) -> None:

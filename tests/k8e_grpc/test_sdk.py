@@ -169,7 +169,9 @@ def test_files_streams_background_and_pip(here) -> None:
             pass
         assert now.exit_code == 6
         assert c.exec(sid, "sleep 99", timeout=1).status == "timed_out"
-        assert c.pip_install(sid, ["no-such-thing>=1", "--no-index"]).exit_code != 0
+        assert c.pip_install(sid, ["./no-such-thing.whl"]).exit_code != 0
+        with pytest.raises(errors.InvalidArgument, match="not a package"):
+            c.pip_install(sid, ["no-such-thing>=1", "--no-index"])
         assert c.run("exit 9").exit_code == 9
 
 

@@ -58,8 +58,10 @@ class TerminalBar:
             self._begun.add(step)
 
     def _is_due(self, progress: Progress) -> bool:
-        """Return whether this step gets a line: the first of its stage, the end, and one every few seconds."""
-        if self._last is None or progress.stage != self._last[0] or progress.stage == "done":
+        """Return whether this step gets a line: the beginning of a layer or stage, the end, and one every few seconds."""
+        begun = (progress.stage, progress.text if progress.total else "")
+        if begun not in self._begun or progress.stage == "done":
+            self._begun.add(begun)
             return True
         return time.monotonic() - self._drawn >= self._pause
 

@@ -36,7 +36,8 @@ for pid in [int(p) for p in os.listdir('/proc') if p.isdigit()]:
         for flags in (os.O_RDONLY, os.O_WRONLY):
             def open_it():
                 fd = os.open(at + 'fd/' + number, flags | os.O_NONBLOCK)
-                return os.readlink(f'/proc/self/fd/{fd}') not in ('/dev/null', '/.atoll/guest')
+                at_hand = os.readlink(f'/proc/self/fd/{fd}')
+                return not at_hand.startswith('/.atoll/memory/') and at_hand not in ('/dev/null', '/.atoll/guest')
             attempt('descriptor', open_it)
 print(json.dumps([sorted(found), looked]))
 """
