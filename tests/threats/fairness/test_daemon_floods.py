@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from daemon_lab import PATIENCE, Box, DaemonProcess, UnixConnection, until
 from floods import MANY_FILES
-from sandbox_lab import RUNTIMES
+from sandbox_lab import LONG, RUNTIMES
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not LONG, reason="only in the long run: eight minutes")]
 
 CALLERS = 20
 BOUND = 3.0
