@@ -62,17 +62,21 @@ class Side:
             if self._daemon.poll() is not None or time.monotonic() > until:
                 raise RuntimeError("the daemon did not start: " + (home / "serve.log").read_text()[-500:])
             time.sleep(0.05)
+        self._ask("POST", "/v1/daemon/pin")  # from now on there is a pool
         from atoll import Sandbox
 
         self.make = Sandbox.create
         self.box = Sandbox.create(runtime=runtime, network=False, cpus=2, memory_mb=1024)
 
     def health(self) -> Any:
+        return self._ask("GET", "/v1/health")
+
+    def _ask(self, method: str, path: str) -> Any:
         connection = http.client.HTTPConnection("daemon", timeout=60)
         connection.sock = socket.socket(socket.AF_UNIX)
         connection.sock.connect(str(self.home / "daemon.sock"))
         try:
-            connection.request("GET", "/v1/health")
+            connection.request(method, path, "{}" if method == "POST" else None)
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()
@@ -148,6 +152,8 @@ def claim(side: Side) -> Steps:
 
     def sample() -> float:
         side.wait_for_pool()
+        if not side.health()["pool"]["ready"]:
+            raise RuntimeError("the pool is empty, so this would time a cold create")
         made: list[Any] = []
 
         def work() -> None:
