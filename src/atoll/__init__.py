@@ -10,8 +10,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
     from .client._async.sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client._async.shells import AsyncShell
     from .client._sync.sandbox import Command, Pty, Sandbox
-    from .client.results import CommandInfo, Event, ExecResult, FileInfo, Output, ProcessInfo, SandboxInfo, Started
+    from .client._sync.shells import Shell
+    from .client.results import (
+        CommandInfo,
+        Event,
+        ExecResult,
+        FileInfo,
+        Output,
+        ProcessInfo,
+        SandboxInfo,
+        ShellInfo,
+        Started,
+    )
     from .errors import AtollError
     from .surfaces.k8e.sdk._async.client import AsyncSandboxClient, async_sandbox_session
     from .surfaces.k8e.sdk._sync.client import SandboxClient, sandbox_session
@@ -25,7 +37,10 @@ _HOMES = {
     "AsyncSandbox": ".client._async.sandbox",
     "AsyncCommand": ".client._async.sandbox",
     "AsyncPty": ".client._async.sandbox",
+    "Shell": ".client._sync.shells",
+    "AsyncShell": ".client._async.shells",
     "CommandInfo": ".client.results",
+    "ShellInfo": ".client.results",
     "Event": ".client.results",
     "ExecResult": ".client.results",
     "FileInfo": ".client.results",
@@ -45,6 +60,7 @@ __all__ = [
     "AsyncPty",
     "AsyncSandbox",
     "AsyncSandboxClient",
+    "AsyncShell",
     "AtollError",
     "Command",
     "CommandInfo",
@@ -57,6 +73,8 @@ __all__ = [
     "Sandbox",
     "SandboxClient",
     "SandboxInfo",
+    "Shell",
+    "ShellInfo",
     "Started",
     "async_sandbox_session",
     "errors",

@@ -65,7 +65,8 @@ class Lab:
         self.do("POST", f"{self.sandbox}/snapshots", {"name": f"snap-{mark}"})
         approval = self.do("POST", f"{self.sandbox}/approvals", {"action": "x"})["id"]
         command = self.do("POST", f"{self.sandbox}/exec", {"command": "sleep 600", "background": True})["command_id"]
-        self.real = {"ref": self.made["id"], "approval": approval, "cid": command, "port": "8000"}
+        shell = self.do("POST", f"{self.sandbox}/shells", {"language": "bash"})["shell_id"]
+        self.real = {"ref": self.made["id"], "approval": approval, "cid": command, "sid": shell, "port": "8000"}
         self.names = {"snapshots": f"snap-{mark}", "secrets": f"s-{mark}"}
         self.canary = f"canary-{mark}"
 
@@ -193,6 +194,8 @@ def _alike(lab: Lab, method: str, path: str, route: Any, body: Any) -> None:
 def test_k8e_D15_after_all_that_the_owner_has_everything(lab) -> None:
     assert lab.do("POST", f"{lab.sandbox}/exec", {"argv": ["true"]})["exit_code"] == 0
     assert lab.do("GET", f"{lab.sandbox}/commands/{lab.real['cid']}")["status"] == "running"
+    shells = lab.do("GET", f"{lab.sandbox}/shells")["shells"]
+    assert [(shell["shell_id"], shell["state"]) for shell in shells] == [(lab.real["sid"], "idle")]
     assert lab.do("GET", f"/v1/approvals/{lab.real['approval']}")["status"] == "pending"
     assert lab.do("GET", f"/v1/snapshots/{lab.names['snapshots']}")["name"] == lab.names["snapshots"]
     assert lab.names["secrets"] in json.dumps(lab.do("GET", "/v1/secrets"))

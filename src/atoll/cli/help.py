@@ -28,7 +28,7 @@ ENVIRONMENT = """Environment
 # What a person meets first; everything else is in its group, and in `help --all`.
 FIRST = {
     "Run code": ("run", "sandbox run"),
-    "Sandboxes that stay": ("sandbox create", "list", "exec", "attach", "cp", "stop", "start", "remove"),
+    "Sandboxes that stay": ("sandbox create", "list", "exec", "shell", "attach", "cp", "stop", "start", "remove"),
     "For coding agents": ("skill install", "mcp"),
     "This machine": ("doctor", "daemon status", "config show", "egress log", "image list"),
 }

@@ -244,6 +244,23 @@ OWN = (
         passes=2,
     ),
     Verb(
+        "shell", "shells:shell", "[SANDBOX]",
+        "A session in which directory, environment and names stay; without a sandbox, in a new one that is gone afterwards.",
+        (
+            Flag("lang", "LANG", "bash (default), python or node", default="bash"),
+            Flag("command", "CMD", "run this and return; without, lines are read", short="c"),
+            Flag("session", "ID", "in this session, which stays open"),
+            Flag("timeout", "SECONDS", "interrupt a command after so long (with -c: 30)", kind="number"),
+            Flag("open", "", "open a session, print its id and return"),
+            Flag("list", "", "sessions of the sandbox"),
+            Flag("close", "", "end the session given with --session"),
+        ),
+        (
+            "S=$(atoll shell build --open)", "atoll shell build --session $S -c 'cd src && export A=1'",
+            "atoll shell build --session $S -c 'pwd; echo $A'",
+        ),
+    ),
+    Verb(
         "cp", "copy:copy", "SRC DST", "Copy files and trees; REF:/path is in a sandbox, - is standard input or output.",
         (),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),

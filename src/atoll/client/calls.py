@@ -238,6 +238,49 @@ def resize(ref: str, command_id: str, rows: int, cols: int) -> Call:
     return post(command_path(ref, command_id, "resize"), {"rows": rows, "cols": cols}, repeatable=True)
 
 
+# Shell sessions
+
+
+def shell_path(ref: str, shell: str, *rest: str) -> str:
+    if not isinstance(shell, str) or not shell or shell in (".", "..") or "/" in shell or "\0" in shell:
+        raise InvalidArgument(f"{shell!r:.80} is not a shell's id")
+    return sandbox_path(ref, "shells", shell, *rest)
+
+
+def open_shell(
+    ref: str, language: str, cwd: str | None = None, env: Mapping[str, str] | None = None, user: str | None = None
+) -> Call:
+    fields = {"language": language, "cwd": cwd, "env": dict(env) if env else None, "user": user}
+    return post(sandbox_path(ref, "shells"), fields)
+
+
+def run_in_shell(
+    ref: str,
+    shell: str,
+    command: str,
+    stdin: str | bytes | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    output_limit: int | None = None,
+    *,
+    frames: bool = False,
+) -> Call:
+    """A command of a session. Sent twice, it runs once: it carries an id."""
+    command_id = new_command_id()
+    fields: dict[str, Any] = {"id": command_id, "command": command, "timeout_ms": milliseconds(timeout)}
+    fields["output_limit"] = output_limit
+    _stdin(fields, stdin)
+    call = post(shell_path(ref, shell, "run"), fields)
+    call.timeout = None if timeout is None else timeout + APPROVAL + GRACE
+    call.command_id = command_id
+    if frames:
+        call.headers = (*call.headers, ("Accept", FRAMES))
+    return call
+
+
+def close_shell(ref: str, shell: str) -> Call:
+    return Call("DELETE", shell_path(ref, shell), repeatable=True)
+
+
 # Snapshots, sub-agents, approvals
 
 

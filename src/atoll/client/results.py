@@ -188,6 +188,21 @@ class CommandInfo(_Outcome):
         return self.status in ("started", "running")
 
 
+class ShellInfo(Value):
+    """A shell session as the daemon knows it: `state` is idle, running or ended."""
+
+    __slots__ = ("command_id", "language", "shell_id", "started_at", "state", "wire")
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        get = wire.get
+        self.wire = wire
+        self.shell_id: str = get("shell_id") or ""
+        self.language: str = get("language") or ""
+        self.state: str = get("state") or ""
+        self.command_id: str | None = get("command_id")
+        self.started_at: float = get("started_at") or 0
+
+
 class SandboxInfo(Value):
     """A sandbox as the daemon knows it."""
 

@@ -17,6 +17,7 @@ from atoll.core.access.key_verbs import KeyVerbs
 from atoll.core.access.keys import Keys
 from atoll.core.access.secrets import Secrets, Vault
 from atoll.core.commands.history import History
+from atoll.core.commands.shells import Shells
 from atoll.core.commands.verbs import Commands
 from atoll.core.files.exposures import Exposures
 from atoll.core.files.ports import Ports
@@ -61,6 +62,7 @@ class Core:
         self.approvals = Approvals(self.sandboxes, self.store, self.history, self.keys)
         gate = Gate(self.approvals)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs", self.secrets, gate)
+        self.shells = Shells(self.sandboxes, self.commands)
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
@@ -79,7 +81,7 @@ class Core:
         self.key_verbs = KeyVerbs(self.keys, self.granting, self.keeper.watch)
         self.image_verbs = ImageVerbs(images, self.store)
         self.auditing = Auditing(self.audit, self.sandboxes)
-        parts = (self.sandboxes, self.commands, self.files, self.hosts, self.ports, self.exposures, self.secrets,
+        parts = (self.sandboxes, self.commands, self.shells, self.files, self.hosts, self.ports, self.exposures, self.secrets,
                  self.approvals, self.subagents, self.snapshots, self.manifests, self.once, self.key_verbs, self.image_verbs)  # fmt: skip
         for part in parts:
             part.auditing = self.auditing

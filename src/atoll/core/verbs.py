@@ -93,6 +93,12 @@ _ROWS = (
     _reading("commands.resize", model.Resize),  # a terminal's size is the viewer's
     _reading("commands.foreground"),
     _reading("commands.processes"),
+    # Shell sessions: commands in the background, recorded as such
+    Verb("shells.open", model.OpenShell, model.ShellInfo, writes=True, through=("commands.background",)),
+    Verb("shells.run", model.ShellRun, model.ShellResult, writes=True, through=("commands.background",)),
+    Verb("shells.close", None, model.ShellInfo, writes=True, repeatable=True, through=("commands.kill",)),
+    _ending("shells.interrupt", None, model.ShellInfo, "shell"),
+    _reading("shells.list"),
     # Files
     _reading("files.read"),
     _reading("files.list", model.ListFiles),

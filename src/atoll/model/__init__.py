@@ -11,4 +11,5 @@ from atoll.model.files import *  # noqa: F403
 from atoll.model.keys import *  # noqa: F403
 from atoll.model.network import *  # noqa: F403
 from atoll.model.sandboxes import *  # noqa: F403
+from atoll.model.shells import *  # noqa: F403
 from atoll.model.workspaces import *  # noqa: F403

@@ -19,11 +19,12 @@ from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .driver import AsyncExchange, AsyncLink, Lock, ask_id
 from .files import AsyncFiles
+from .shells import AsyncShells
 from .tunnel import AsyncTunnel, open_tunnel
 from .workspaces import AsyncWorkspaces
 
 
-class AsyncSandbox(AsyncWorkspaces):
+class AsyncSandbox(AsyncWorkspaces, AsyncShells):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(

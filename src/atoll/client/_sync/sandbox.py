@@ -20,11 +20,12 @@ from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .driver import Exchange, Link, Lock, ask_id
 from .files import Files
+from .shells import Shells
 from .tunnel import Tunnel, open_tunnel
 from .workspaces import Workspaces
 
 
-class Sandbox(Workspaces):
+class Sandbox(Workspaces, Shells):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(

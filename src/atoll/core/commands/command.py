@@ -195,7 +195,7 @@ class Running:
 
     async def _remove(self, path: str) -> None:
         with contextlib.suppress(errors.AtollError):
-            await self.live.client.request("remove", path=path, missing_ok=True)
+            await self.live.client.request("remove", path=path, missing_ok=True, recursive=True)
 
     async def _settle(self, process: Process) -> None:
         """The caller went away: the agent kills the tree; record how it ended."""

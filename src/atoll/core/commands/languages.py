@@ -57,6 +57,7 @@ class Call:
     path: str | None
     code: bytes
     env: dict[str, str]
+    user: str | None = None
 
 
 def call(spec: RunSpec, command_id: str, cwd: str) -> Call:

@@ -22,6 +22,7 @@ from atoll.core.commands import languages
 from atoll.core.commands.command import Running, info
 from atoll.core.commands.history import History
 from atoll.core.commands.output import Held, Output
+from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_call, directory_of
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Row, Store, StoreFailed
@@ -105,7 +106,9 @@ class Commands(Part):
         if repeated is not None:
             return repeated.info() if isinstance(repeated, Running) else info(repeated, None)
         most = self._sandboxes.config.sandboxes.background_runs
-        terminal = isinstance(spec, ExecSpec) and spec.pty is not None
+        terminal = (isinstance(spec, ExecSpec) and spec.pty is not None) or isinstance(
+            spec, ShellProcess | ShellCommand
+        )
         if live.background_runs >= most and not terminal:
             raise errors.Exhausted(
                 f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
@@ -304,7 +307,11 @@ class Commands(Part):
             self._gate.check(live, spec, sealed)
         command = spec.id or new_command_id()
         cwd = spec.cwd or live.spec.workdir
-        call = languages.call(spec, command, cwd) if isinstance(spec, RunSpec) else None
+        call: languages.Call | None = None
+        if isinstance(spec, ShellCommand):
+            call, cwd = command_call(spec, command), "/"
+        elif isinstance(spec, RunSpec):
+            call = languages.call(spec, command, cwd)
         kept = spec.kept
         row: Row = {
             "id": command,
@@ -313,7 +320,7 @@ class Commands(Part):
             "background": background,
             "body": _body(spec),
             "spec": {"kept": kept, "stdin_stream": spec.stdin_stream, "cleanup": call.path if call else None,
-                     "pty": isinstance(spec, ExecSpec) and spec.pty is not None},
+                     **_kind(spec)},
             "started_at": time.time(),
         }  # fmt: skip
         if command in live.commands:
@@ -333,7 +340,7 @@ class Commands(Part):
         try:
             with live.use() as client:
                 if call is not None and call.path is not None:
-                    await client.upload("write", call.code, path=call.path, mode=0o600, create="new")
+                    await client.upload("write", call.code, path=call.path, mode=0o600, create="new", user=call.user)
                 process = await self._process(live, command, spec, call, cwd, sent)
             running.begin(process, spec.stdin_bytes())
         except ProgramNotStarted as refused:
@@ -361,7 +368,7 @@ class Commands(Part):
         if spec.stdin is not None or spec.stdin_b64 is not None or spec.stdin_stream:
             request["stdin"] = True
         if call is not None:
-            request.update(argv=call.argv, env=call.env or None)
+            request.update(argv=call.argv, env=call.env or None, user=call.user)
         else:
             assert isinstance(spec, ExecSpec)
             request.update(argv=spec.argv, shell=spec.command, env=spec.env or None, user=spec.user, umask=spec.umask)
@@ -377,7 +384,7 @@ class Commands(Part):
         try:
             return await Process.start(live.client, command, request, sent)
         except ProgramNotStarted:
-            if call is None or call.language is not languages.BASH:
+            if call is None or call.language is not languages.BASH or isinstance(spec, ShellCommand):
                 raise
             request["argv"] = ["/bin/sh", *call.argv[1:]]  # an image without bash
             return await Process.start(live.client, command, request, sent)
@@ -518,8 +525,19 @@ def _close(output: Output | None) -> None:
             kept.close()
 
 
+def _kind(spec: Spec) -> dict[str, Any]:
+    """What of the request decides later how its command is treated."""
+    if isinstance(spec, ShellProcess):
+        return {"opens": spec.opens, "user": spec.user, "cleanup": directory_of(spec.id or "")}
+    if isinstance(spec, ShellCommand):
+        return {"shell": spec.shell}
+    return {"pty": True} if isinstance(spec, ExecSpec) and spec.pty is not None else {}
+
+
 def _shown_argv(spec: Spec) -> list[str]:
-    if isinstance(spec, RunSpec):
+    if isinstance(spec, ShellProcess):
+        words = [spec.opens]
+    elif isinstance(spec, RunSpec):
         words = [spec.code, *spec.args[:64]]
     else:
         words = spec.argv[:64] if spec.argv is not None else [spec.command or ""]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REMEMBERED = 32
 REMEMBERED_BYTES = 8 * 1024 * 1024
 REMEMBERED_REFUSALS = 256
+UNCOUNTED = ("pty", "opens", "shell")  # in the record of a command: a terminal, a session, a command of a session
 
 
 class Live:
@@ -71,7 +72,7 @@ class Live:
 
     @property
     def busy(self) -> bool:
-        working = self.operations > 0 or any(not command.ended for command in self.commands.values())
+        working = self.operations > 0 or any(not c.ended and "opens" not in c.spec for c in self.commands.values())
         return working or any(child.busy for child in self.children)
 
     @property
@@ -79,7 +80,7 @@ class Live:
         return sum(
             1
             for command in self.commands.values()
-            if command.background and not command.ended and not command.spec.get("pty")
+            if command.background and not command.ended and not any(map(command.spec.get, UNCOUNTED))
         )
 
     def finished(self, command: "Running") -> None:

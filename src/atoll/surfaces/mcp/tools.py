@@ -167,6 +167,23 @@ class ReadNamed(Arguments, kw_only=True):
     limit: Limit | UnsetType = UNSET
 
 
+# atoll's own
+
+
+class UseShell(Arguments, kw_only=True):
+    command: Annotated[str, Meta(min_length=1, description="What to run in the shell")] | UnsetType = UNSET
+    shell_id: (
+        Annotated[
+            str, Meta(min_length=1, max_length=64, description="The shell, as an earlier call gave it; else a new one")
+        ]
+        | UnsetType
+    ) = UNSET
+    session_id: Session | UnsetType = UNSET
+    language: Annotated[Literal["bash", "python", "node"], Meta(description="Of a new shell (bash)")] = "bash"
+    action: Annotated[Literal["run", "interrupt", "close"], Meta(description="What to do (run)")] = "run"
+    timeout: Seconds = 30
+
+
 # Both forms of the names that are in both contracts
 
 
@@ -263,11 +280,18 @@ _AGENTKERNEL = (
     _tool("sandbox_start", AGENTKERNEL, "Start a stopped sandbox.", OneName, repeatable=True),
     _tool("sandbox_stop", AGENTKERNEL, "End its processes and keep its files.", OneName, repeatable=True),
 )
+_OWN = (
+    _tool(
+        "sandbox_shell", ALL,
+        "Run a command in a shell that stays: its directory, environment and variables are kept for the next call with its "
+        "shell_id.", UseShell, world=True,
+    ),
+)  # fmt: skip
 
 TOOLSETS: dict[str, dict[str, Tool]] = {
     K8E: {tool.name: tool for tool in _K8E},
     AGENTKERNEL: {tool.name: tool for tool in _AGENTKERNEL},
-    ALL: {tool.name: tool for tool in (*_K8E, *_AGENTKERNEL)},
+    ALL: {tool.name: tool for tool in (*_K8E, *_AGENTKERNEL, *_OWN)},
 }
 
 

@@ -26,6 +26,7 @@ from atoll.surfaces.rest import (
     keys,
     network,
     sandboxes,
+    shells,
     workspaces,
 )
 from atoll.surfaces.rest.routes import PATHS, ROUTES, Host, Rest, Route
@@ -33,7 +34,7 @@ from atoll.surfaces.rest.routes import PATHS, ROUTES, Host, Rest, Route
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
-    approvals, audit, commands, daemon, files, history, images, keys, network, sandboxes, workspaces,
+    approvals, audit, commands, daemon, files, history, images, keys, network, sandboxes, shells, workspaces,
     agentkernel_routes, function_routes, mcp_routes,
 )  # fmt: skip
 NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
@@ -71,7 +72,7 @@ class RestApp:
         pattern = list(parts)
         if len(parts) > 2 and parts[1] in NAMED:
             pattern[2] = "*"
-            if len(parts) > 4 and parts[3] in ("commands", "ports", "exposures"):
+            if len(parts) > 4 and parts[3] in ("commands", "shells", "ports", "exposures"):
                 pattern[4] = "*"
         name = "/".join(pattern)
         found = ROUTES.get((method, name))

@@ -1,0 +1,109 @@
+"""`atoll shell`: a session in a sandbox whose directory, environment and names stay from command to command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ..client import calls
+from ..client.results import Output
+from ..errors import AtollError, InvalidArgument, NotFound
+from .execute import beside, exit_code
+from .output import safe_bytes, say, tell, write
+from .session import open_link, reference
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from ..client._sync.driver import Link
+    from .grammar import Arguments
+
+
+def shell(arguments: Arguments) -> int:
+    """Open, use or close a session; the exit code of the last command."""
+    link = open_link(arguments)
+    if not arguments.rest:
+        if arguments.session or arguments.list or arguments.open or arguments.close:
+            raise InvalidArgument("name the sandbox of the session", hint="atoll shell SANDBOX ...")
+        made = link.call(calls.create({}))["id"]
+        try:
+            return _use(link, made, arguments)
+        finally:
+            link.call(calls.destroy(made))
+    ref = reference(arguments.rest[0])
+    if arguments.list:
+        for found in link.call(calls.get(calls.sandbox_path(ref, "shells")))["shells"]:
+            tell(f"{found['shell_id']}  {found['language']}  {found['state']}")
+        return 0
+    if arguments.open:
+        tell(link.call(calls.open_shell(ref, arguments.lang))["shell_id"])
+        return 0
+    if arguments.close:
+        if not arguments.session:
+            raise InvalidArgument("--close needs --session")
+        link.call(calls.close_shell(ref, arguments.session))
+        return 0
+    return _use(link, ref, arguments)
+
+
+def _use(link: Link, ref: str, arguments: Arguments) -> int:
+    session = arguments.session or link.call(calls.open_shell(ref, arguments.lang))["shell_id"]
+    try:
+        if arguments.command is not None:
+            return _run(link, ref, session, arguments.command, arguments.timeout or 30)[0]
+        return _converse(link, ref, session, arguments)
+    finally:
+        if not arguments.session:
+            try:
+                link.call(calls.close_shell(ref, session))
+            except NotFound:
+                pass  # it ended by itself
+
+
+def _converse(link: Link, ref: str, session: str, arguments: Arguments) -> int:
+    """Read a line, run it, and so on, until the end of input or of the session."""
+    code, ended, at_terminal = 0, False, os.isatty(0)
+    while not ended:
+        try:
+            line = input(f"{arguments.lang}> " if at_terminal else "") if at_terminal else sys.stdin.readline()
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            say("")
+            continue
+        if not at_terminal and not line:
+            break
+        if line.strip():
+            code, ended = _run(link, ref, session, line.rstrip("\n"), arguments.timeout)
+    return code
+
+
+def _run(link: Link, ref: str, session: str, line: str, timeout: float | None) -> tuple[int, bool]:
+    """Run one command, its output as it comes. Ctrl-C interrupts it, and it is read to its end."""
+    call = calls.run_in_shell(ref, session, line, timeout=timeout, frames=True)
+    seen = {"stdout": 0, "stderr": 0}
+    while True:
+        try:
+            exchange = link.open(call)
+            exchange.raise_for_status()
+            for value in exchange.frames():
+                if isinstance(value, Output):
+                    seen[value.stream] += len(value.data)
+                    descriptor = 1 if value.stream == "stdout" else 2
+                    write(descriptor, safe_bytes(value.data) if os.isatty(descriptor) else value.data)
+                elif isinstance(value, dict):
+                    return exit_code(value), _is_over(link, ref, session, value)
+            raise AtollError("the command's output ended without a result")
+        except KeyboardInterrupt:
+            exchange.close()
+            beside(link).call(calls.post(calls.shell_path(ref, session, "interrupt"), {}))
+            call = calls.attach(ref, str(call.command_id), seen["stdout"], seen["stderr"])
+
+
+def _is_over(link: Link, ref: str, session: str, result: dict[str, Any]) -> bool:
+    told = result.get("shell_ended")
+    if told is None:  # read again after an interrupt: the command's own result does not say
+        open_now = link.call(calls.get(calls.sandbox_path(ref, "shells")))["shells"]
+        told = session not in [found["shell_id"] for found in open_now]
+    return bool(told)
