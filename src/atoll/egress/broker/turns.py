@@ -178,9 +178,14 @@ class Lane:
             self.charge(self._turns.now - start)
 
     def _serve_sockets(self, end: float) -> bool:
-        """Serve what is ready, until nothing is or the time is over; is there more?"""
-        while events := self._epoll.poll(0, _BATCH):
+        """Serve each socket that is ready once, until none is left or the time is over; is there more?
+
+        A socket is not served again in the same turn: what comes meanwhile is then read in larger pieces.
+        """
+        served: set[int] = set()
+        while events := [event for event in self._epoll.poll(0, _BATCH) if event[0] not in served]:
             for fd, mask in events:
+                served.add(fd)
                 watch = self._watched.get(fd)
                 if watch is not None and mask & _WRITE and watch.on_write is not None:
                     _call(*watch.on_write)
