@@ -8,7 +8,7 @@ from pathlib import Path
 
 from k8e_grpc.conftest import Gateway
 
-from atoll.client._sync.remote import RemoteLink
+from atoll.client._sync.secure import RemoteLink
 
 
 @contextmanager

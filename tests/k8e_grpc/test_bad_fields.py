@@ -12,7 +12,6 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor as F
 from google.protobuf.message_factory import GetMessageClass
 
-from atoll.proto.atoll.v1 import atoll_pb2
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
 from .test_tenants import foreign_calls
@@ -149,31 +148,6 @@ def test_bytes_that_are_no_message_of_that_kind(lab, rpc) -> None:
     for data in broken:
         status, text, _ = lab.call(rpc, data)
         lab.check(rpc, data.hex()[:60], status, text)
-
-
-def test_atoll_v1_takes_no_nonsense_either(lab) -> None:
-    call = lab.channel.unary_unary("/atoll.v1.AtollService/Call")
-    requests = []
-    for field in atoll_pb2.CallRequest.DESCRIPTOR.fields:
-        for value in values(field):
-            request = atoll_pb2.CallRequest(method="GET", target="/v1/health")
-            set_field(request, field, value)
-            requests.append(request.SerializeToString())
-    for target in (
-        "/v1/../v1/health",
-        "//v1/health",
-        "/v1/%2e%2e/health",
-        "/v1/sandboxes/%00",
-        "/v1/health?a=%zz",
-        "/v1/é",
-    ):
-        requests.append(atoll_pb2.CallRequest(method="GET", target=target).SerializeToString())
-    for data in requests:
-        try:
-            answer = atoll_pb2.CallResponse.FromString(call(data, timeout=60, metadata=lab.metadata))
-            assert answer.status < 500, (data[:80], answer.body)
-        except grpc.RpcError as refused:
-            lab.check("Call", repr(data[:60]), refused.code().name, refused.details() or "")
 
 
 def _varint(value: int) -> bytes:

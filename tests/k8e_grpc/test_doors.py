@@ -23,7 +23,6 @@ from atoll import errors
 from atoll.core.access import rights_watch
 from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
 from atoll.core.access.keys import Keys
-from atoll.proto.atoll.v1 import atoll_pb2, atoll_pb2_grpc
 from atoll.server.tls import Authority
 from atoll.surfaces.k8e.grpc import doors as doors_module
 from atoll.surfaces.k8e.grpc import readers as readers_module
@@ -31,6 +30,7 @@ from atoll.surfaces.k8e.grpc.gateway import Gateway, parse_address
 from atoll.surfaces.k8e.grpc.server import Service, start
 from atoll.surfaces.k8e.grpc.status import error_of, message_of, status_of, trailers_of
 
+from .mirror import NAME, SERVICE, Stub, pb
 from .test_tls import request as csr
 
 OPTIONS = [("grpc.max_receive_message_length", 64 << 20), ("grpc.max_send_message_length", 64 << 20)]
@@ -58,16 +58,16 @@ class Mirror:
         if request.method == "bug":
             raise KeyError("/secret/path")
         if request.method == "size":
-            return atoll_pb2.CallResponse(status=len(request.body), body=request.body)
+            return pb.CallResponse(status=len(request.body), body=request.body)
         if request.method == "large":
-            return atoll_pb2.CallResponse(status=200, body=bytes(int(request.target)))
-        return atoll_pb2.CallResponse(status=200, body=who.owner.encode())
+            return pb.CallResponse(status=200, body=bytes(int(request.target)))
+        return pb.CallResponse(status=200, body=who.owner.encode())
 
     async def Stream(self, who, requests):
         try:
             async for _ in requests:
                 while True:
-                    yield atoll_pb2.StreamResponse(data=b"x" * 65536)
+                    yield pb.StreamResponse(data=b"x" * 65536)
                     self.sent += 1
                     await asyncio.sleep(0)
         finally:
@@ -75,7 +75,7 @@ class Mirror:
 
     async def Connect(self, who, requests):
         async for item in requests:
-            yield atoll_pb2.ConnectResponse(data=item.data)
+            yield pb.ConnectResponse(data=item.data)
 
 
 class House:
@@ -89,9 +89,7 @@ class House:
         self.seen: list[tuple] = []
 
     async def open(self, listen=(("127.0.0.1", 0),)) -> None:
-        service = Service(
-            atoll_pb2.DESCRIPTOR.services_by_name["AtollService"], self.mirror, {"Call": "write"}, {"Connect": "admin"}
-        )
+        service = Service(SERVICE, self.mirror, {"Call": "write"}, {"Connect": "admin"})
 
         async def starter(doors, keeper, authority):
             return await start(doors, [service], keeper, lambda *seen: self.seen.append(seen))
@@ -133,9 +131,7 @@ def bearer(key: str) -> tuple[tuple[str, str], ...]:
 
 async def whoami(channel, metadata=()) -> str:
     async with channel:
-        answer = await atoll_pb2_grpc.AtollServiceStub(channel).Call(
-            atoll_pb2.CallRequest(), metadata=metadata, timeout=30
-        )
+        answer = await Stub(channel).Call(pb.CallRequest(), metadata=metadata, timeout=30)
         return answer.body.decode()
 
 
@@ -267,11 +263,11 @@ async def test_certificate_of_this_ca_that_is_not_in_the_ledger(house: House) ->
 async def test_revocation_counts_for_the_next_call_on_an_open_connection(house: House) -> None:
     made = house.keys.create("ci")
     async with house.channel() as channel:
-        stub = atoll_pb2_grpc.AtollServiceStub(channel)
-        await stub.Call(atoll_pb2.CallRequest(), metadata=bearer(made.secret), timeout=30)
+        stub = Stub(channel)
+        await stub.Call(pb.CallRequest(), metadata=bearer(made.secret), timeout=30)
         house.keys.revoke("ci")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Call(atoll_pb2.CallRequest(), metadata=bearer(made.secret), timeout=30)
+            await stub.Call(pb.CallRequest(), metadata=bearer(made.secret), timeout=30)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
@@ -279,8 +275,8 @@ async def test_revocation_ends_an_open_stream(house: House, monkeypatch: pytest.
     monkeypatch.setattr(rights_watch, "INTERVAL", 0.05)
     made = house.keys.create("ci")
     async with house.channel() as channel:
-        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(metadata=bearer(made.secret), timeout=60)
-        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        stream = Stub(channel).Stream(metadata=bearer(made.secret), timeout=60)
+        await stream.write(pb.StreamRequest(data=b"go"))
         assert (await stream.read()).data
         house.keys.revoke("ci")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -297,23 +293,23 @@ async def test_revocation_of_a_certificate_ends_its_streams_and_not_the_keys(
     made = house.keys.create("ci")
     pair, fingerprint = house.pair("ci")
     async with house.channel(pair) as by_certificate, house.channel() as by_key:
-        stream = atoll_pb2_grpc.AtollServiceStub(by_certificate).Stream(timeout=60)
-        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        stream = Stub(by_certificate).Stream(timeout=60)
+        await stream.write(pb.StreamRequest(data=b"go"))
         assert (await stream.read()).data
         house.authority.revoke(fingerprint)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await stream.read() is not grpc.aio.EOF:
                 pass
         assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-        stub = atoll_pb2_grpc.AtollServiceStub(by_key)
-        await stub.Call(atoll_pb2.CallRequest(), metadata=bearer(made.secret), timeout=30)
+        stub = Stub(by_key)
+        await stub.Call(pb.CallRequest(), metadata=bearer(made.secret), timeout=30)
     await asyncio.wait_for(house.mirror.cancelled.wait(), 30)
 
 
 async def test_cancel_reaches_the_service_and_a_slow_reader_stops_the_writer(house: House) -> None:
     async with house.channel() as channel:
-        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(timeout=60)
-        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        stream = Stub(channel).Stream(timeout=60)
+        await stream.write(pb.StreamRequest(data=b"go"))
         await stream.read()
         before = -1
         while house.mirror.sent != before:  # nobody reads: the writer has to come to a halt
@@ -326,8 +322,8 @@ async def test_cancel_reaches_the_service_and_a_slow_reader_stops_the_writer(hou
 
 async def test_a_client_that_vanishes_cancels(house: House) -> None:
     channel = house.unix()
-    stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream()
-    await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+    stream = Stub(channel).Stream()
+    await stream.write(pb.StreamRequest(data=b"go"))
     await stream.read()
     await channel.close(None)
     await asyncio.wait_for(house.mirror.cancelled.wait(), 30)
@@ -340,8 +336,8 @@ async def test_k8e_D24_rates_bind_keys_one_by_one_and_not_local_callers(house: H
 
     async def burst(count: int, channel, metadata=()) -> set[grpc.StatusCode]:
         async with channel:
-            stub = atoll_pb2_grpc.AtollServiceStub(channel)
-            calls = [stub.Call(atoll_pb2.CallRequest(), metadata=metadata, timeout=60) for _ in range(count)]
+            stub = Stub(channel)
+            calls = [stub.Call(pb.CallRequest(), metadata=metadata, timeout=60) for _ in range(count)]
             return {(await call.code()) for call in calls}
 
     spoof = (("x-sandbox-tenant", secrets.token_hex(4)),)
@@ -361,7 +357,7 @@ async def test_scopes(house: House) -> None:
 
     async def connect(key: str) -> grpc.StatusCode:
         async with house.channel() as channel:
-            call = atoll_pb2_grpc.AtollServiceStub(channel).Connect(metadata=bearer(key), timeout=30)
+            call = Stub(channel).Connect(metadata=bearer(key), timeout=30)
             await call.done_writing()
             return await call.code()
 
@@ -374,9 +370,7 @@ async def test_scopes(house: House) -> None:
 async def test_every_error_crosses_the_wire_as_itself(house: House, code: str) -> None:
     async with house.unix() as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await atoll_pb2_grpc.AtollServiceStub(channel).Call(
-                atoll_pb2.CallRequest(method="raise", target=code), timeout=30
-            )
+            await Stub(channel).Call(pb.CallRequest(method="raise", target=code), timeout=30)
     again = error_of(caught.value, acted=True)
     assert type(again) is errors.BY_CODE[code]
     assert (again.message, again.details) == ("because", {"a": 1})
@@ -388,7 +382,7 @@ async def test_every_error_crosses_the_wire_as_itself(house: House, code: str) -
 async def test_a_bug_tells_nothing(house: House, caplog: pytest.LogCaptureFixture) -> None:
     async with house.unix() as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await atoll_pb2_grpc.AtollServiceStub(channel).Call(atoll_pb2.CallRequest(method="bug"), timeout=30)
+            await Stub(channel).Call(pb.CallRequest(method="bug"), timeout=30)
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert "secret" not in str(caught.value)
     assert "/secret/path" in caplog.text
@@ -403,31 +397,31 @@ def test_long_errors_fit_into_metadata() -> None:
 
 async def test_bytes_that_are_no_message_are_invalid_argument(house: House) -> None:
     async with house.unix() as channel:
-        raw = channel.unary_unary("/atoll.v1.AtollService/Call")
+        raw = channel.unary_unary(f"/{NAME}/Call")
         for junk in (b"\xff" * 40, b"\x0a\x02\xff\xfe", b"\x0a\xff\xff\xff\xff\x7f"):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await raw(junk, timeout=30)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/atoll.v1.AtollService/Nothing")(b"", timeout=30)
+            await channel.unary_unary(f"/{NAME}/Nothing")(b"", timeout=30)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_messages_up_to_64_mib(house: House) -> None:
     async with house.channel() as channel:
-        stub = atoll_pb2_grpc.AtollServiceStub(channel)
+        stub = Stub(channel)
         body = os.urandom(1 << 20) * 60
-        answer = await stub.Call(atoll_pb2.CallRequest(method="size", body=body), timeout=120)
+        answer = await stub.Call(pb.CallRequest(method="size", body=body), timeout=120)
         assert answer.status == len(body) and answer.body == body
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Call(atoll_pb2.CallRequest(method="size", body=bytes(65 << 20)), timeout=120)
+            await stub.Call(pb.CallRequest(method="size", body=bytes(65 << 20)), timeout=120)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 async def test_health_for_all_and_reflection_for_the_known(house: House) -> None:
     async with house.channel() as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        answer = await health.Check(health_pb2.HealthCheckRequest(service="atoll.v1.AtollService"), timeout=30)
+        answer = await health.Check(health_pb2.HealthCheckRequest(service=NAME), timeout=30)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
         async def services(metadata=()) -> set[str]:
@@ -436,7 +430,7 @@ async def test_health_for_all_and_reflection_for_the_known(house: House) -> None
             call = reflection.ServerReflectionInfo(iter([question]), metadata=metadata, timeout=30)
             return {s.name for answer in [a async for a in call] for s in answer.list_services_response.service}
 
-        assert "atoll.v1.AtollService" in await services()
+        assert NAME in await services()
         with pytest.raises(grpc.aio.AioRpcError):
             await services(bearer("wrong"))
 
@@ -477,8 +471,8 @@ async def test_every_call_is_observed_without_its_key(house: House) -> None:
     await whoami(house.channel(), bearer(made.secret))
     await refused(house.channel(), bearer("0" * 64))
     assert [(who and who.owner, method, result) for who, method, _, result in house.seen] == [
-        ("key:ci", "atoll.v1.AtollService.Call", "ok"),
-        (None, "atoll.v1.AtollService.Call", "unauthenticated"),
+        ("key:ci", f"{NAME}.Call", "ok"),
+        (None, f"{NAME}.Call", "unauthenticated"),
     ]
     assert made.secret not in repr(house.seen)
 
@@ -514,8 +508,8 @@ async def test_a_stream_that_nobody_reads_ends_and_then_its_connection(
 ) -> None:
     monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.3)
     async with house.channel() as channel:
-        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(timeout=120)
-        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        stream = Stub(channel).Stream(timeout=120)
+        await stream.write(pb.StreamRequest(data=b"go"))
         await asyncio.wait_for(house.mirror.cancelled.wait(), 60)
         await gone(house)
         async with asyncio.timeout(60):
@@ -527,8 +521,8 @@ async def test_a_stream_that_nobody_reads_ends_and_then_its_connection(
 async def test_the_local_user_may_leave_a_stream_unread(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors_module, "STALL_SECONDS", 0.05)
     async with house.unix() as channel:
-        stream = atoll_pb2_grpc.AtollServiceStub(channel).Stream(timeout=120)
-        await stream.write(atoll_pb2.StreamRequest(data=b"go"))
+        stream = Stub(channel).Stream(timeout=120)
+        await stream.write(pb.StreamRequest(data=b"go"))
         await stream.read()
         before = -1
         while house.mirror.sent != before:
@@ -571,14 +565,14 @@ async def rude_caller(
         return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
     fields = {
-        ":method": "POST", ":scheme": "https", ":path": "/atoll.v1.AtollService/Call", ":authority": "localhost",
+        ":method": "POST", ":scheme": "https", ":path": f"/{NAME}/Call", ":authority": "localhost",
         "te": "trailers", "content-type": "application/grpc",
     }  # fmt: skip
     heads = b"".join(
         b"\x10" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
         for name, value in fields.items()
     )
-    asked = atoll_pb2.CallRequest(method="large", target=str(size)).SerializeToString()
+    asked = pb.CallRequest(method="large", target=str(size)).SerializeToString()
     most = (2**31 - 1).to_bytes(4, "big")
     context = ssl.create_default_context(cadata=house.authority.ca_pem)
     context.set_alpn_protocols(["h2"])

@@ -1,4 +1,4 @@
-"""Every REST route, as keys reach them through atoll.v1, for four callers: the owner of a sandbox, another key that guesses its
+"""Every REST route, as keys reach them over TLS, for four callers: the owner of a sandbox, another key that guesses its
 ids, one whose key is wrong, and one whose key was revoked.
 
 The routes come from the table the daemon serves. A new one that none of the groups below covers fails the test.
@@ -10,18 +10,18 @@ import types
 import typing
 from typing import Any
 
-import grpc
 import msgspec
 import pytest
 
+from atoll import errors
+from atoll.client import calls
+from atoll.client._sync.secure import RemoteLink
+from atoll.client._sync.tunnel import open_tunnel
 from atoll.model import convert
-from atoll.proto.atoll.v1 import atoll_pb2 as pb
-from atoll.proto.atoll.v1 import atoll_pb2_grpc
 from atoll.surfaces.rest.app import PATHS, ROUTES
 
 ALL = sorted((method, PATHS[method, pattern], pattern) for method, pattern in ROUTES)
 IDS = [f"{method} {path}" for method, path, _ in ALL]
-HERE = [row for row in ALL if row[1].startswith("/v1/")]  # the others are never reached through gRPC
 
 OF_A_SANDBOX = "/v1/sandboxes/{ref}"
 OF_A_NAME = ("/v1/snapshots/{name}", "/v1/secrets/{name}", "/v1/approvals/{approval}")
@@ -36,15 +36,14 @@ QUERY = {"path": "/workspace/x", "name": "host", "program": "sh", "of": "restric
 class Caller:
     def __init__(self, gateway: Any, key: str, name: str = "") -> None:
         self.name = name
-        self._stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
-        self._metadata = (("authorization", f"Bearer {key}"),)
+        ca = str(gateway.home / "tls" / "sandbox-ca.crt")
+        self.link = RemoteLink(gateway.endpoint, api_key=key, ca_cert=ca)
 
     def call(self, method: str, target: str, body: Any = None) -> Any:
-        data = b"" if body is None else json.dumps(body).encode()
-        headers = [pb.Header(name="content-type", value="application/json")] if body is not None else []
-        request = pb.CallRequest(method=method, target=target, body=data, headers=headers)
-        answer = self._stub.Call(request, timeout=120, metadata=self._metadata)
-        return answer.status, answer.body.decode("utf-8", "replace")
+        data = None if body is None else json.dumps(body).encode()
+        headers = (("Content-Type", "application/json"),) if body is not None else ()
+        answer = self.link.open(calls.Call(method, target, data, headers, timeout=120))
+        return answer.head.status, answer.body().decode("utf-8", "replace")
 
 
 class Lab:
@@ -128,13 +127,12 @@ def test_k8e_D15_a_stranger_gets_nowhere(lab, method, path, pattern) -> None:
     """A wrong key and a revoked one, on every route, with a request that is otherwise good."""
     body = sample(ROUTES[method, pattern].kind)
     for caller in (lab.wrong, lab.left):
-        with pytest.raises(grpc.RpcError) as caught:
-            caller.call(method, lab.target(path, ROUTES[method, pattern].query), body)
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert lab.canary not in caught.value.details()
+        status, text = caller.call(method, lab.target(path, ROUTES[method, pattern].query), body)
+        assert status == 401 and json.loads(text)["error"]["code"] == "unauthenticated"
+        assert lab.canary not in text
 
 
-@pytest.mark.parametrize(("method", "path", "pattern"), HERE, ids=[f"{m} {p}" for m, p, _ in HERE])
+@pytest.mark.parametrize(("method", "path", "pattern"), ALL, ids=IDS)
 def test_k8e_D15_the_curious_learn_nothing(lab, method, path, pattern) -> None:
     """Somebody else's thing answers exactly like one that never was; what is the machine's needs another scope; what is
     everybody's holds nothing of the owner."""
@@ -159,12 +157,8 @@ def test_k8e_D15_the_curious_learn_nothing(lab, method, path, pattern) -> None:
     elif path in OWN_CHECKS or (path in OWN_MAKERS and method == "POST"):
         pass  # nothing of another's is named in the request
     else:
-        try:
-            status, text = lab.other.call(method, lab.target(path, route.query), body)
-        except grpc.RpcError as refused:
-            assert refused.code() is grpc.StatusCode.PERMISSION_DENIED, f"{method} {path}: is it somebody's own?"
-        else:
-            assert status == 403, f"{method} {path} is open to every key; is it meant to be?"
+        status, text = lab.other.call(method, lab.target(path, route.query), body)
+        assert status == 403, f"{method} {path} is open to every key; is it meant to be?"
 
 
 def _alike(lab: Lab, method: str, path: str, route: Any, body: Any) -> None:
@@ -201,16 +195,14 @@ def test_k8e_D15_after_all_that_the_owner_has_everything(lab) -> None:
     assert lab.names["secrets"] in json.dumps(lab.do("GET", "/v1/secrets"))
 
 
-def test_k8e_D15_a_port_of_another_is_no_port(gateway, lab) -> None:
-    """The third RPC of atoll.v1, which no route stands for."""
+def test_k8e_D15_a_port_of_another_is_no_port(lab) -> None:
+    """The WebSocket, which no route stands for."""
     answers = []
     for ref in (lab.made["id"], "".join(secrets.choice("abcdefghij") for _ in range(20))):
-        calls = lab.other._stub.Connect(
-            iter([pb.ConnectRequest(sandbox=ref, port=8000)]), timeout=60, metadata=lab.other._metadata
-        )
-        with pytest.raises(grpc.RpcError) as caught:
-            list(calls)
-        answers.append((caught.value.code(), caught.value.details().replace(ref, "ID")))
-    assert answers[0] == answers[1] and answers[0][0] is grpc.StatusCode.NOT_FOUND
-    methods = {method.name for method in pb.DESCRIPTOR.services_by_name["AtollService"].methods}
-    assert methods == {"Call", "Stream", "Connect"}, "a new RPC of atoll.v1 needs a test like this one"
+        with pytest.raises(errors.NotFound) as caught:
+            open_tunnel(lab.other.link, ref, 8000)
+        answers.append(str(caught.value).replace(ref, "ID"))
+    assert answers[0] == answers[1]
+    for caller in (lab.wrong, lab.left):
+        with pytest.raises(errors.Unauthenticated):
+            open_tunnel(caller.link, lab.made["id"], 8000)

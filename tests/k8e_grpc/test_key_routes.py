@@ -8,7 +8,7 @@ import pytest
 from atoll import errors
 from atoll.client import calls
 from atoll.client._sync.driver import Link
-from atoll.client._sync.remote import RemoteLink
+from atoll.client._sync.secure import RemoteLink
 
 
 @pytest.fixture

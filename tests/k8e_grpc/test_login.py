@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll import errors
+from atoll.client.route import find_route
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 from atoll.server.tls import Authority, fingerprint
 from atoll.surfaces.k8e.sdk._sync.client import SandboxClient
-from atoll.surfaces.k8e.sdk.channel import find_route
 from atoll.surfaces.k8e.sdk.login import log_in, renew_if_due, reset
 
 from .test_rpcs import code

@@ -1,21 +1,21 @@
-"""atoll.v1: every REST verb over gRPC, through the link a remote `Sandbox` uses."""
+"""Every REST verb over TLS, through the link a remote `Sandbox` uses."""
 
 import asyncio
 import os
 import secrets
+import socket
+import ssl
 
-import grpc
 import pytest
 import uvloop
 
 from atoll import errors
 from atoll.client import calls
 from atoll.client._async.sandbox import AsyncSandbox
-from atoll.client._sync.remote import RemoteLink
 from atoll.client._sync.sandbox import Sandbox
+from atoll.client._sync.secure import RemoteLink
+from atoll.client._sync.tunnel import open_tunnel
 from atoll.client.results import Output, Started
-from atoll.proto.atoll.v1 import atoll_pb2 as pb
-from atoll.proto.atoll.v1 import atoll_pb2_grpc
 
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
 
@@ -82,7 +82,7 @@ def threading_wait() -> None:
 
 
 def test_bodies_of_any_length_both_ways(link, ref) -> None:
-    """Twice the size of the largest message."""
+    """More than any buffer on the way."""
     piece = os.urandom(1 << 20)
     answer = link.open(calls.write_file(ref, "/workspace/big", None), (piece for _ in range(130))).json()
     assert answer["bytes"] == 130 << 20
@@ -113,7 +113,7 @@ def test_ports(link, ref) -> None:
                                 "while d:=c.recv(9999): c.sendall(d.upper())"], background=True, timeout=None))  # fmt: skip
     for _ in range(300):
         try:
-            tunnel = link.tunnel(ref, 7070)
+            tunnel = open_tunnel(link, ref, 7070)
             break
         except errors.FailedPrecondition:
             threading_wait()
@@ -123,9 +123,9 @@ def test_ports(link, ref) -> None:
         tunnel.send_eof()
         assert tunnel.recv() == b""
     with pytest.raises(errors.AtollError):
-        link.tunnel(ref, 7071)
+        open_tunnel(link, ref, 7071)
     with pytest.raises(errors.NotFound):
-        link.tunnel("no-such", 80)
+        open_tunnel(link, "no-such", 80)
 
 
 SERVER = "import socket; s=socket.create_server(('127.0.0.1',7072)); c=s.accept()[0]; c.sendall(c.recv(99).upper())"
@@ -196,7 +196,7 @@ def test_others_see_nothing(gateway, ref) -> None:
         with pytest.raises(errors.NotFound):
             link.call(call)
     with pytest.raises(errors.NotFound):
-        link.tunnel(ref, 80)
+        open_tunnel(link, ref, 80)
     for path in ("/v1/daemon/stop", "/v1/%64aemon/stop", "/v1/images/pull"):
         with pytest.raises(errors.PermissionDenied):
             link.call(calls.post(path, {"force": True}))
@@ -214,48 +214,61 @@ def test_others_see_nothing(gateway, ref) -> None:
     link.close()
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [{}, {"method": "GET"}, {"method": "BREW", "target": "/v1/health"}, {"method": "GET", "target": "v1/health"},
-     {"method": "GET", "target": "/v1/\r\nhost: x"}, {"method": "GET", "target": "/other"}, {"method": "GET", "target": "/v1/é"},
-     {"method": "GET", "target": "/v1/" + "x" * 70_000},
-     {"method": "GET", "target": "/v1/health", "headers": [pb.Header(name="authorization", value="Bearer x")]},
-     {"method": "GET", "target": "/v1/health", "headers": [pb.Header(name="x-atoll-tenant", value="x")]}],
-    ids=lambda fields: str(fields)[:60],
-)  # fmt: skip
-def test_hostile_requests(gateway, request_) -> None:
-    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
-    for call in (
-        lambda: stub.Call(pb.CallRequest(**request_), timeout=60),
-        lambda: list(stub.Stream(iter([pb.StreamRequest(head=pb.CallRequest(**request_))]), timeout=60)),
+def speak(gateway, data: bytes, *, protocols=("http/1.1",)) -> bytes:
+    """Send bytes over TLS as they are, and read until the server closes or the first answer is whole."""
+    context = ssl.create_default_context(cadata=gateway.ca.decode())
+    context.set_alpn_protocols(list(protocols))
+    host, port = gateway.endpoint.split(":")
+    answer = b""
+    with (
+        socket.create_connection((host, int(port)), timeout=60) as bare,
+        context.wrap_socket(bare, server_hostname="localhost") as tls,
     ):
-        with pytest.raises(grpc.RpcError) as caught:
-            call()
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        tls.sendall(data)
+        while piece := tls.recv(65536):
+            answer += piece
+    return answer
 
 
-def test_streams_out_of_order(gateway, ref) -> None:
-    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
-    head = pb.StreamRequest(head=pb.CallRequest(method="POST", target="/v1/sandboxes"))
-    for messages in ([], [pb.StreamRequest(data=b"x")], [pb.StreamRequest(end=True)]):
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stub.Stream(iter(messages), timeout=60))
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    answers = list(stub.Stream(iter([head, head]), timeout=60))
-    assert answers[0].head.status == 400
+def request(target: str, method: str = "GET", *lines: str) -> bytes:
+    head = [f"{method} {target} HTTP/1.1", "Host: localhost", "Connection: close", *lines]
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [(b"\r\n\r\n" * 3 + b"x\r\n\r\n", 400), (request("/v1/health", "BREW"), 400), (request("v1/health"), 400),
+     (request("/v1/\r\nhost: x"), 403), (request("/other"), 404), (request("/v1/é"), 400),
+     (request("/v1/" + "x" * 70_000), 400),
+     (request("/v1/../v1/health"), 404), (request("//v1/health"), 404), (request("/v1/sandboxes/%00"), 404),
+     (request("/v1/%2e%2e/health"), 404), (request("/v1/sandboxes?a=%zz"), 400),
+     (request("/v1/health", "GET", "Authorization: Bearer x"), 401),
+     (request("/v1/health", "GET", "Authorization: Basic x"), 401),
+     (request("/v1/health", "GET", "Authorization: Bearer x", "Authorization: Bearer y"), 401),
+     (request("/v1/sandboxes", "POST", "Transfer-Encoding: chunked") + b"zz\r\n", 400)],
+    ids=lambda one: str(one)[:60],
+)  # fmt: skip
+def test_hostile_requests(gateway, data, status) -> None:
+    answer = speak(gateway, data)
+    assert answer.startswith(b"HTTP/1.1 %d " % status), answer[:200]
+    assert b'"error"' in answer
 
 
 def test_half_a_body_is_never_taken_for_the_whole(gateway, link, key, ref) -> None:
-    """A caller that vanishes, or ends its messages without saying so, leaves the old file as it was."""
+    """A caller that vanishes, or ends its body too early, leaves the old file as it was."""
     link.open(calls.write_file(ref, "/workspace/whole", b"old")).json()
-    stub = atoll_pb2_grpc.AtollServiceStub(gateway.channel())
     target = calls.write_file(ref, "/workspace/whole", None).target
-    head = pb.StreamRequest(head=pb.CallRequest(method="PUT", target=target))
-    auth = (("authorization", f"Bearer {key}"),)
-    answers = stub.Stream(iter([head, pb.StreamRequest(data=b"new")]), timeout=60, metadata=auth)
-    with pytest.raises(grpc.RpcError):
-        raise AssertionError(list(answers))
-    assert link.open(calls.read_file(ref, "/workspace/whole")).body() == b"old"
+    context = ssl.create_default_context(cadata=gateway.ca.decode())
+    host, port = gateway.endpoint.split(":")
+    for line, body in (("Content-Length: 1000", b"new"), ("Transfer-Encoding: chunked", b"3\r\nnew\r\n")):
+        for politely in (True, False):
+            bare = socket.create_connection((host, int(port)), timeout=60)
+            tls = context.wrap_socket(bare, server_hostname="localhost")
+            tls.sendall(request(target, "PUT", f"Authorization: Bearer {key}", line) + body)
+            if politely:
+                tls.unwrap()
+            tls.close()
+            assert link.open(calls.read_file(ref, "/workspace/whole")).body() == b"old"
 
 
 def test_rates_count_by_method(gateway) -> None:

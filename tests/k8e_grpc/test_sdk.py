@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import os
 import secrets
+import ssl
 import sys
 import threading
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 import uvloop
 
 from atoll import errors
+from atoll.client.route import find_route, parse_endpoint
+from atoll.client.tls import make_context
 from atoll.surfaces.k8e.sdk._async.client import AsyncSandboxClient, async_sandbox_session
 from atoll.surfaces.k8e.sdk._sync.client import ExecResult, SandboxClient, sandbox_session
-from atoll.surfaces.k8e.sdk.channel import find_route, parse_endpoint
 
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
 
@@ -237,9 +239,11 @@ def test_k8e_D19_a_key_never_goes_to_a_server_that_is_not_verified(here, tmp_pat
     monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
     for endpoint in ("10.0.0.1:50051", "gateway.example", "https://gateway.example:443", "localhost:1", "[::1]:5"):
         route = find_route(endpoint, "k" * 8)
-        assert route.credentials() is not None
-        override = dict(route.options).get("grpc.ssl_target_name_override")
-        assert (override is not None) == (endpoint in ("localhost:1", "[::1]:5"))
+        assert route.port and not route.path
+        context = make_context(route)
+        assert context.verify_mode is ssl.CERT_REQUIRED and context.check_hostname
+        assert (route.server_name != route.host) == (endpoint == "[::1]:5")
+        assert route.loopback == (endpoint in ("localhost:1", "[::1]:5"))
         assert "k" * 8 not in repr(route)
     # A server with a certificate of another authority gets nothing.
     with SandboxClient(here.endpoint, api_key="secret-key") as c, pytest.raises(errors.DaemonUnreachable):

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.client import calls
-from atoll.client._sync.remote import RemoteLink
+from atoll.client._sync.secure import RemoteLink
 from atoll.errors import NotFound
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc

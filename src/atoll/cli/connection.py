@@ -83,7 +83,7 @@ def open_unix(endpoint: str) -> Link:
 
 
 def open_remote(choice: Choice) -> Link:
-    """The same face over gRPC with verified TLS; a certificate that ends soon is renewed on the way."""
+    """The same face over verified TLS; a certificate that ends soon is renewed on the way."""
     use_directory(choice)
     from ..client.links import open_link
 

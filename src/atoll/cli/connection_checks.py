@@ -70,7 +70,7 @@ def _certificates(choice: Choice) -> dict[str, Any]:
         return check("certificates", True, f"{path('ca.crt')}, no client certificate")
     if len(there) < 4:
         return check("certificates", False, f"only {', '.join(there)} in {choice.cert_dir}", fix)
-    from ..surfaces.k8e.sdk.channel import days_left
+    from ..client.route import days_left
 
     try:
         with open(path("client.crt"), "rb") as file:

@@ -132,7 +132,7 @@ def kill_quietly(link: Link, ref: str, command_id: str) -> None:
 
 def beside(link: Link) -> Link:
     """A way of its own to the same daemon. A gateway's link carries many calls at once, so it is that one."""
-    return Link(link.home, path=link.path) if isinstance(link, Link) else link
+    return Link(link.home, path=link.path) if type(link) is Link else link
 
 
 def feed_stdin(link: Link, ref: str, command_id: str) -> None:

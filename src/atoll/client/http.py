@@ -59,9 +59,10 @@ def encode_request(
     body: bytes | None = None,
     *,
     chunked: bool = False,
+    host: str = "atoll",
 ) -> bytes:
     """The request's bytes; with `chunked`, only its head: the body follows as `encode_chunk`s and `LAST_CHUNK`."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: atoll"]
+    lines = [f"{method} {target} HTTP/1.1", f"Host: {host}"]
     for name, value in headers:
         if "\r" in value or "\n" in value or "\0" in value:
             raise ValueError(f"header {name} may not hold line breaks")

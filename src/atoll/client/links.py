@@ -1,11 +1,11 @@
-"""Which daemon a `Sandbox` talks to: the local one over its Unix socket, or a gateway elsewhere over gRPC.
+"""Which daemon a `Sandbox` talks to: the local one over its Unix socket, or a gateway elsewhere over TLS.
 
-Both links have the same face. gRPC is imported only for the second, because importing it takes longer than most calls.
+Both links have the same face. TLS is imported only for the second, because importing it takes longer than most calls.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidArgument
 
@@ -15,25 +15,35 @@ if TYPE_CHECKING:
 
 
 def open_link(home: str | None, endpoint: str | None, api_key: str | None) -> Link:
+    from ._sync.driver import Link
+
     _check(home, endpoint, api_key)
     if endpoint is None:
-        from ._sync.driver import Link
-
         return Link(home)
-    from ._sync.remote import RemoteLink
+    if endpoint.startswith("unix:"):
+        return Link(path=_path(endpoint))
+    from ._sync.secure import RemoteLink
 
-    return cast("Link", RemoteLink(endpoint, api_key=api_key))
+    return RemoteLink(endpoint, api_key=api_key)
 
 
 def open_async_link(home: str | None, endpoint: str | None, api_key: str | None) -> AsyncLink:
+    from ._async.driver import AsyncLink
+
     _check(home, endpoint, api_key)
     if endpoint is None:
-        from ._async.driver import AsyncLink
-
         return AsyncLink(home)
-    from ._async.remote import AsyncRemoteLink
+    if endpoint.startswith("unix:"):
+        return AsyncLink(path=_path(endpoint))
+    from ._async.secure import AsyncRemoteLink
 
-    return cast("AsyncLink", AsyncRemoteLink(endpoint, api_key=api_key))
+    return AsyncRemoteLink(endpoint, api_key=api_key)
+
+
+def _path(endpoint: str) -> str:
+    """The socket that `unix:/path` or `unix:///path` names."""
+    path = endpoint.removeprefix("unix:")
+    return "/" + path.lstrip("/") if path.startswith("/") else path
 
 
 def _check(home: str | None, endpoint: str | None, api_key: str | None) -> None:

@@ -1,7 +1,7 @@
 """What an answer, or the lack of one, means, and how one is read: shared by all drivers.
 
-The drivers (`blocking.py`, `aio.py`, `remote.py`, `remote_async.py`) say where the pieces of a body come from; all that can
-be done with them is here, once for each way of waiting.
+The drivers (`driver.py` of `_sync` and `_async`, with `secure.py` for TLS) say where the pieces of a body come from; all
+that can be done with them is here, once for each way of waiting.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ class BodyFailed(Exception):
     def __init__(self, cause: OSError) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+class Refused(OSError):
+    """The server ended a connection by its TLS before it read anything from it: nothing was acted upon."""
 
 
 class Again(Exception):

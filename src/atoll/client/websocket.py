@@ -1,7 +1,7 @@
 """The client's half of WebSocket (RFC 6455), without I/O: used for the raw bytes of a forwarded port.
 
-Frames go out with an all-zero mask. Masking protects HTTP proxies from scripts in browsers; there is neither between this
-client and its own daemon's Unix socket, and a zero mask costs no pass over the data.
+Frames go out with an all-zero mask. Masking protects HTTP proxies from scripts in browsers; there is neither on a Unix
+socket or inside TLS, and a zero mask costs no pass over the data.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import binascii
 import os
 
+from ..errors import AtollError, Unauthenticated, Unavailable
 from .http import Head, ProtocolError
 
 MAX_MESSAGE = 16 * 1024 * 1024
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
+NORMAL, POLICY = 1000, 1008
 _MAGIC = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
 
@@ -47,6 +49,16 @@ def encode(opcode: int, data: bytes) -> bytes:
     else:
         length = bytes([0x80 | 127]) + size.to_bytes(8, "big")
     return b"".join((bytes([0x80 | opcode]), length, b"\0\0\0\0", data))
+
+
+def closing_error(payload: bytes) -> AtollError | None:
+    """What the payload of a close frame means; None for a good end."""
+    code, why = int.from_bytes(payload[:2], "big"), payload[2:].decode("utf-8", "replace")
+    if code in (0, NORMAL):
+        return None
+    if code == POLICY:
+        return Unauthenticated(why or "this connection was taken away")
+    return Unavailable(f"the connection to the port was ended by the daemon: {why or code}")
 
 
 class Decoder:

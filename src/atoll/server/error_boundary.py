@@ -12,7 +12,10 @@ LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 async def guarded(
     exchange: Exchange, work: Awaitable[None], fail: Callable[[Exchange, errors.AtollError], Awaitable[None]]
 ) -> None:
-    """Do the work; if it fails before its answer has begun, `fail` answers instead."""
+    """Do the work; if it fails before its answer has begun, `fail` answers instead.
+
+    An answer that has begun ends with the error where its form allows that, and is cut otherwise.
+    """
     try:
         try:
             await work
@@ -23,10 +26,14 @@ async def guarded(
     except Gone:
         pass
     except errors.AtollError as error:
-        if exchange.started:
+        if exchange.last_words is not None:
+            await exchange.write(exchange.last_words(error))
+            await exchange.end()
+        elif exchange.started:
             log.warning("an answer was cut: %s: %s", error.code, error)
             raise  # the server closes the connection, so that the caller sees a cut answer as one
-        await fail(exchange, error)
+        else:
+            await fail(exchange, error)
 
 
 def refuse_browsers(exchange: Exchange, *, only_local_names: bool) -> None:
@@ -34,9 +41,10 @@ def refuse_browsers(exchange: Exchange, *, only_local_names: bool) -> None:
     asked = exchange.header(b"host")
     name = asked[1:].partition("]")[0] if asked.startswith("[") else asked.partition(":")[0]
     if only_local_names and name.lower() not in LOCAL_NAMES:
-        raise errors.PermissionDenied("this server is not called that", hint="use http://localhost")
+        raise errors.PermissionDenied("this server is not called that", hint="use the name localhost")
     origin = exchange.header(b"origin")
-    if origin and origin.lower() != f"http://{asked.lower()}":
+    scheme = "https" if exchange.scope["scheme"] in ("https", "wss") else "http"
+    if origin and origin.lower() != f"{scheme}://{asked.lower()}":
         raise errors.PermissionDenied("requests from web pages are refused")
     if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
         raise errors.PermissionDenied("requests from web pages are refused")

@@ -39,6 +39,7 @@ async def _send(exchange: Exchange, items: AsyncIterator[Item]) -> None:
     async with aclosing(items):  # type: ignore[type-var]  # only generators come here
         first = await anext(items, None)
         await exchange.start(200, [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-store")])
+        exchange.last_words = _fail
         beat = asyncio.create_task(_beat(exchange))
         try:
             if first is not None:
@@ -46,12 +47,16 @@ async def _send(exchange: Exchange, items: AsyncIterator[Item]) -> None:
             async for item in items:
                 await _write(exchange, item)
         except errors.AtollError as error:
-            await exchange.write(frame(ERROR, model.encode(wire(error))))
+            await exchange.write(_fail(error))
         except (OSError, RuntimeError, ValueError, TypeError, AssertionError, KeyError) as bug:
-            await exchange.write(frame(ERROR, model.encode(wire(internal(bug)))))
+            await exchange.write(_fail(internal(bug)))
         finally:
             beat.cancel()
         await exchange.end()
+
+
+def _fail(error: errors.AtollError) -> bytes:
+    return frame(ERROR, model.encode(wire(error)))
 
 
 async def _write(exchange: Exchange, item: Item) -> None:

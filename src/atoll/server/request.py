@@ -44,6 +44,7 @@ class Exchange:
         self.who = who
         self.parts = parts
         self.started = False
+        self.last_words: Callable[[errors.AtollError], bytes] | None = None  # of an answer that can end with an error
         self._receive = receive
         self._send = send
         self._query: dict[str, str] | None = None
@@ -81,11 +82,15 @@ class Exchange:
         return self._query
 
     async def body(self, limit: int = MAX_JSON) -> bytes:
+        """The whole body, charged to its sender where the listener keeps accounts."""
         pieces, size = [], 0
+        charge = self.scope["state"].get("charge")
         async for piece in self.chunks():
             size += len(piece)
             if size > limit:
                 raise errors.TooLarge(f"the request is larger than {limit} bytes")
+            if charge is not None:
+                charge(len(piece))
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -130,7 +135,7 @@ class Exchange:
     async def while_reachable(self, work: Awaitable[T]) -> T:
         """As `while_connected`, for work that reads the body itself: the connection is looked at, nothing is taken from it.
 
-        Only the local socket can tell; over gRPC a caller that goes away cancels the whole call.
+        The listener says how. Over gRPC a caller that goes away cancels the whole call.
         """
         gone: Callable[[], bool] | None = self.scope["state"].get("gone")
         if gone is None:

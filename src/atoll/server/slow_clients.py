@@ -15,14 +15,51 @@ STALL_SECONDS = 10.0
 TOO_SLOW = errors.InvalidArgument("the request's body did not come in time")
 
 
-class BoundedPace(BoundedHeads):
+class BoundedReader(asyncio.Protocol):
+    """Cuts a connection whose peer takes nothing of the answer for `STALL_SECONDS`, or its own `stall_seconds`."""
+
+    transport: asyncio.Transport
+    loop: asyncio.AbstractEventLoop
+    stall_seconds: float | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _waiting = 0  # bytes of the answer nobody has taken
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall_timer is None:
+            self._await_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _stop_waiting(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _await_reader(self) -> None:
+        self._waiting = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self.stall_seconds or STALL_SECONDS, self._look_at_reader)
+
+    def _look_at_reader(self) -> None:
+        if self.transport.get_write_buffer_size() < self._waiting:
+            self._await_reader()
+        else:
+            self.transport.abort()
+
+
+class BoundedPace(BoundedReader, BoundedHeads):
     """`BoundedHeads`, and clocks for the rest. They start only when a request or answer is not whole at once."""
 
+    transport: asyncio.Transport
     _in_body = False
     _body_bytes = 0
     _body_timer: asyncio.TimerHandle | None = None
-    _stall_timer: asyncio.TimerHandle | None = None
-    _waiting = 0  # bytes of the answer nobody has taken
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
@@ -42,22 +79,10 @@ class BoundedPace(BoundedHeads):
             if self._body_timer is None:
                 self._await_body()
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._stall_timer is None:
-            self._await_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
-
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._body_timer, self._stall_timer):
-            if timer is not None:
-                timer.cancel()
-        self._body_timer = self._stall_timer = None
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
         super().connection_lost(exc)
 
     def _await_body(self) -> None:
@@ -71,13 +96,3 @@ class BoundedPace(BoundedHeads):
             self.transport.abort()
         else:
             self.refuse(b"408 Request Timeout", TOO_SLOW)
-
-    def _await_reader(self) -> None:
-        self._waiting = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._look_at_reader)
-
-    def _look_at_reader(self) -> None:
-        if self.transport.get_write_buffer_size() < self._waiting:
-            self._await_reader()
-        else:
-            self.transport.abort()

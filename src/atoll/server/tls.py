@@ -112,13 +112,13 @@ class Authority:
             return True
 
     def server_context(self) -> ssl.SSLContext:
-        """TLS 1.2 or newer, HTTP/2 only; a client certificate is welcome, and if shown it must be one of ours."""
+        """TLS 1.2 or newer, HTTP/1.1 and HTTP/2; a client certificate is welcome, and if shown it must be one of ours."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(self.server_cert_file, self.server_key_file)
         context.load_verify_locations(cadata=self.ca_pem)
         context.verify_mode = ssl.CERT_OPTIONAL
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols(["http/1.1", "h2"])  # in our order: a client that offers both is not gRPC's
         # With tickets a client could resume a session after its certificate has expired or been revoked.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0

@@ -20,7 +20,8 @@ from sandbox_lab import NO_SPARES, PATIENCE, RUNTIMES, until
 
 from atoll.client import calls
 from atoll.client._sync.driver import Link
-from atoll.client._sync.remote import RemoteLink
+from atoll.client._sync.secure import RemoteLink
+from atoll.client._sync.tunnel import open_tunnel
 from atoll.errors import AtollError, NotFound, Unauthenticated
 
 SERVER = (
@@ -85,45 +86,51 @@ def end_of(work: Callable[[], object]) -> Ended:
     return ended
 
 
-def read_all(exchange: Any) -> None:
-    while exchange.read():
+def read_all(frames: Iterator[Any]) -> None:
+    for _ in frames:
         pass
 
 
-def started(link: RemoteLink, sandbox: str, command: str, **options: Any) -> Any:
+def begun(exchange: Any) -> Iterator[Any]:
+    """A stream that has said its first word."""
+    frames: Iterator[Any] = exchange.frames()
+    next(frames)
+    return frames
+
+
+def started(link: RemoteLink, sandbox: str, command: str, **options: Any) -> Iterator[Any]:
     """A command that has said its first word."""
-    exchange = link.open(calls.start(sandbox, f"echo first; {command}", timeout=None, frames=True, **options))
-    seen = b""
-    while b"first" not in seen:
-        seen += exchange.read()
-    return exchange
+    call = calls.start(sandbox, f"echo first; {command}", timeout=None, frames=True, **options)
+    frames: Iterator[Any] = link.open(call).frames()
+    while b"first" not in getattr(next(frames), "data", b""):
+        pass
+    return frames
 
 
 # What a key can have open. Each opens it, sees it work, and answers a queue with its end.
 
 
 def exec_stream(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
-    exchange = started(link, sandbox, "exec sleep 98765")
-    return end_of(lambda: read_all(exchange))
+    frames = started(link, sandbox, "exec sleep 98765")
+    return end_of(lambda: read_all(frames))
 
 
 def terminal(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
-    exchange = started(link, sandbox, "exec sleep 98765", pty=(24, 80))
-    return end_of(lambda: read_all(exchange))
+    frames = started(link, sandbox, "exec sleep 98765", pty=(24, 80))
+    return end_of(lambda: read_all(frames))
 
 
 def attached(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
     call = calls.start(sandbox, "echo first; exec sleep 300", timeout=None, background=True)
     link.call(call)
-    exchange = link.open(calls.attach(sandbox, str(call.command_id)))
-    assert exchange.read()
-    return end_of(lambda: read_all(exchange))
+    frames = begun(link.open(calls.attach(sandbox, str(call.command_id))))
+    return end_of(lambda: read_all(frames))
 
 
 def events(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
-    exchange = link.open(calls.get(calls.sandbox_path(sandbox, "events"), {"follow": True}, timeout=None))
-    assert exchange.read()
-    return end_of(lambda: read_all(exchange))
+    path = calls.sandbox_path(sandbox, "events")
+    frames = begun(link.open(calls.get(path, {"follow": True}, timeout=None)))
+    return end_of(lambda: read_all(frames))
 
 
 def upload(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
@@ -132,9 +139,11 @@ def upload(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
     def body() -> Iterator[bytes]:
         yield b"half of it"
         taken.set()
-        threading.Event().wait(PATIENCE)
+        for _ in range(int(PATIENCE * 10)):
+            time.sleep(0.1)
+            yield b"more"
 
-    ended = end_of(lambda: link.open(calls.write_file(sandbox, "/workspace/half", None), body()))
+    ended = end_of(lambda: link.open(calls.write_file(sandbox, "/workspace/half", None), body()).json())
     assert taken.wait(PATIENCE)
     return ended
 
@@ -152,9 +161,8 @@ def download(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
 
 
 def watched(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
-    exchange = link.open(calls.watch(sandbox, "/workspace"))
-    assert exchange.read()
-    return end_of(lambda: read_all(exchange))
+    frames = begun(link.open(calls.watch(sandbox, "/workspace")))
+    return end_of(lambda: read_all(frames))
 
 
 def forwarded(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
@@ -172,7 +180,7 @@ def forwarded(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
 
 def connected(link: RemoteLink, sandbox: str) -> Any:
     try:
-        return link.tunnel(sandbox, 8000)
+        return open_tunnel(link, sandbox, 8000)
     except AtollError:
         return None
 

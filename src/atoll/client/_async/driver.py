@@ -18,7 +18,7 @@ from atoll.errors import FailedPrecondition
 
 from .. import archive, spawn
 from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
-from ..outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
+from ..outcome import ATTEMPTS, Again, AsyncAnswered, BodyFailed, OnSocket, Refused, is_quiet, late, lost, unsent
 
 if TYPE_CHECKING:
     from ..calls import Call
@@ -71,6 +71,8 @@ class AsyncLink:
         self.home = os.path.abspath(home) if home else spawn.home_directory()
         self.path = path or spawn.socket_path(self.home)
         self._start = start and path is None
+        self._host = "atoll"
+        self._headers: tuple[tuple[str, str], ...] = ()  # of every request
         self._idle: list[socket.socket] = []
 
     async def call(self, call: Call) -> Any:
@@ -105,10 +107,13 @@ class AsyncLink:
     def _idle_connection(self) -> socket.socket | None:
         while self._idle:
             sock = self._idle.pop()
-            if is_quiet(sock.fileno()):
+            if self._is_usable(sock):
                 return sock
             sock.close()
         return None
+
+    def _is_usable(self, sock: socket.socket) -> bool:
+        return is_quiet(sock.fileno())
 
     async def _connect(self) -> socket.socket:
         started, until = False, asyncio.get_running_loop().time() + 30.0
@@ -130,14 +135,18 @@ class AsyncLink:
     async def _exchange(self, sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None) -> AsyncExchange:
         parser, sent = ResponseParser(), _Sent()
         try:
+            headers, chunked = (*self._headers, *call.headers), body is not None
+            head = encode_request(call.method, call.target, headers, call.body, chunked=chunked, host=self._host)
             async with asyncio.timeout(call.timeout):
-                await _converse(sock, call, body, parser, sent)
+                await _converse(sock, head, body, parser, sent)
         except BodyFailed as own:
             raise own.cause from None
         except TimeoutError:
             raise late(call) from None
         except ProtocolError as bad:
             raise lost(call, str(bad)) from None
+        except Refused as bad:
+            raise spawn.refusal(self.path, bad) from None
         except (OSError, Cut) as bad:
             if sent.whole and not call.repeatable:
                 raise lost(call, str(bad)) from None
@@ -155,15 +164,15 @@ class _Sent:
 
 
 async def _converse(
-    sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None, parser: ResponseParser, sent: _Sent
+    sock: socket.socket, request: bytes, body: AsyncIterable[bytes] | None, parser: ResponseParser, sent: _Sent
 ) -> None:
     """Send, and wait for the head of the answer. An answer that comes before a long body is out ends the sending."""
-    if body is None and len(call.body or b"") <= SMALL:
+    if body is None and len(request) <= SMALL:
         with suppress(OSError):  # incomplete, so not acted upon; but why may have been answered
-            await _send(sock, call, None, sent)
+            await _send(sock, request, None, sent)
         await _head(sock, parser)
         return
-    sending = asyncio.ensure_future(_send(sock, call, body, sent))
+    sending = asyncio.ensure_future(_send(sock, request, body, sent))
     receiving = asyncio.ensure_future(_head(sock, parser))
     try:
         await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,9 +185,8 @@ async def _converse(
         await _end(receiving)
 
 
-async def _send(sock: socket.socket, call: Call, body: AsyncIterable[bytes] | None, sent: _Sent) -> None:
-    send, chunked = asyncio.get_running_loop().sock_sendall, body is not None
-    await send(sock, encode_request(call.method, call.target, call.headers, call.body, chunked=chunked))
+async def _send(sock: socket.socket, request: bytes, body: AsyncIterable[bytes] | None, sent: _Sent) -> None:
+    await send(sock, request)
     if body is not None:
         async for piece in _own(body):
             sent.consumed = True
@@ -209,7 +217,7 @@ async def _head(sock: socket.socket, parser: ResponseParser) -> None:
 
 
 async def _receive(sock: socket.socket, parser: ResponseParser) -> None:
-    data = await asyncio.get_running_loop().sock_recv(sock, PIECE if parser.head is not None else FIRST_PIECE)
+    data = await receive(sock, PIECE if parser.head is not None else FIRST_PIECE)
     if data:
         parser.feed(data)
     else:
@@ -229,14 +237,20 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     return await asyncio.to_thread(function, *args, **kwargs)
 
 
-async def receive(sock: socket.socket) -> bytes:
+async def receive(sock: socket.socket, size: int = PIECE) -> bytes:
     """The next bytes of a socket; empty at its end."""
-    return await asyncio.get_running_loop().sock_recv(sock, PIECE)
+    if isinstance(sock, socket.socket):
+        return await asyncio.get_running_loop().sock_recv(sock, size)
+    data: bytes = await sock.receive()  # over TLS
+    return data
 
 
 async def send(sock: socket.socket, data: bytes) -> None:
     """Send all of it."""
-    await asyncio.get_running_loop().sock_sendall(sock, data)
+    if isinstance(sock, socket.socket):
+        await asyncio.get_running_loop().sock_sendall(sock, data)
+    else:
+        await sock.send(data)  # over TLS
 
 
 def without_deadline(sock: socket.socket) -> socket.socket:

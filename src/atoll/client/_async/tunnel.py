@@ -1,9 +1,9 @@
 """`AsyncSandbox.forward`: a TCP connection to a port inside, carried as WebSocket messages."""
 
 from collections import deque
-from typing import Self, cast
+from typing import Self
 
-from atoll.errors import InvalidArgument, Unavailable
+from atoll.errors import AtollError, InvalidArgument, Unavailable
 
 from .. import websocket
 from ..calls import Call, sandbox_path
@@ -19,6 +19,7 @@ class AsyncTunnel:
         self._decoder = websocket.Decoder()
         self._ready: deque[bytes] = deque()
         self._ended = False
+        self._refusal: AtollError | None = None  # why it was ended
         self._first = rest
 
     async def __aenter__(self) -> Self:
@@ -51,6 +52,8 @@ class AsyncTunnel:
                 await self._take(data)
             else:
                 self._ended = True
+        if self._refusal is not None and not self._ready:
+            raise self._refusal
         return self._ready.popleft() if self._ready else b""
 
     async def close(self) -> None:
@@ -69,7 +72,7 @@ class AsyncTunnel:
             elif opcode == websocket.PING:
                 await self._write(websocket.PONG, payload)
             elif opcode == websocket.CLOSE:
-                self._ended = True
+                self._ended, self._refusal = True, websocket.closing_error(payload)
 
     async def _write(self, opcode: int, data: bytes) -> None:
         if self._sock is None:
@@ -83,8 +86,6 @@ class AsyncTunnel:
 async def open_tunnel(link: AsyncLink, ref: str, port: int) -> AsyncTunnel:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise InvalidArgument(f"{port!r} is not a port")
-    if not isinstance(link, AsyncLink):
-        return cast(AsyncTunnel, await link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
     return await upgrade(link, sandbox_path(ref, "ports", str(port)))
 
 

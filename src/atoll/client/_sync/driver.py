@@ -14,7 +14,7 @@ from _thread import allocate_lock
 
 from .. import spawn
 from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
-from ..outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, is_quiet, late, lost, unsent
+from ..outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, Refused, is_quiet, late, lost, unsent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Link:
         self.home = os.path.abspath(home) if home else spawn.home_directory()
         self.path = path or spawn.socket_path(self.home)
         self._start = start and path is None
+        self._host = "atoll"
+        self._headers: tuple[tuple[str, str], ...] = ()  # of every request
         self._idle: list[Socket] = []
         self._pid = os.getpid()
 
@@ -108,10 +110,13 @@ class Link:
                 sock = self._idle.pop()
             except IndexError:  # another thread was quicker
                 return None
-            if is_quiet(sock.fileno()):
+            if self._is_usable(sock):
                 return sock
             sock.close()
         return None
+
+    def _is_usable(self, sock: Socket) -> bool:
+        return is_quiet(sock.fileno())
 
     def _connect(self, timeout: float | None) -> Socket:
         started = False
@@ -129,11 +134,12 @@ class Link:
         parser = ResponseParser()
         whole, consumed = False, False
         try:
-            request = encode_request(call.method, call.target, call.headers, call.body, chunked=body is not None)
+            headers, chunked = (*self._headers, *call.headers), body is not None
+            request = encode_request(call.method, call.target, headers, call.body, chunked=chunked, host=self._host)
             whole = _send(sock, request, call.timeout)
             if body is not None and whole:
                 consumed = True
-                whole = all(_send(sock, encode_chunk(piece), call.timeout) for piece in _own(body))
+                whole = all(_send(sock, encode_chunk(piece), call.timeout, watch=True) for piece in _own(body))
                 whole = whole and _send(sock, LAST_CHUNK, call.timeout)
         except BodyFailed as bad:
             raise bad.cause from None
@@ -148,6 +154,8 @@ class Link:
             raise late(call) from None
         except ProtocolError as bad:
             raise lost(call, str(bad)) from None
+        except Refused as failure:
+            raise spawn.refusal(self.path, failure) from None
         except (OSError, Cut) as failure:
             if whole and not call.repeatable:
                 raise lost(call, str(failure)) from None
@@ -170,11 +178,22 @@ def _receive(sock: Socket, parser: ResponseParser) -> None:
         parser.eof()
 
 
-def _send(sock: Socket, data: bytes, timeout: float | None) -> bool:
-    """Send all of it; False when the peer answered before it had everything: it will not read the rest."""
-    if len(data) <= 16_384:
+def _send(sock: Socket, data: bytes, timeout: float | None, *, watch: bool = False) -> bool:
+    """Send all of it; False when the peer answered before it had everything: it will not read the rest.
+
+    A short request is out before there can be an answer; with `watch` one is looked for all the same.
+    """
+    if len(data) <= 16_384 and not watch:
         sock.sendall(data, _MSG_NOSIGNAL)
         return True
+    if not isinstance(sock, socket):
+        answered: bool = sock.send_until_answered(data, timeout)  # over TLS
+        return answered
+    return send_until_answered(sock, data, timeout, lambda: True)
+
+
+def send_until_answered(sock: Socket, data: bytes, timeout: float | None, is_answer: Callable[[], bool]) -> bool:
+    """Send all of it; False when the peer answered before. `is_answer` says whether what can be read is one."""
     view = memoryview(data)
     poll = select.poll()
     poll.register(sock.fileno(), select.POLLIN | select.POLLOUT)
@@ -182,8 +201,11 @@ def _send(sock: Socket, data: bytes, timeout: float | None) -> bool:
         events = poll.poll(None if timeout is None else timeout * 1000)
         if not events:
             raise TimeoutError
-        if not events[0][1] & select.POLLOUT or events[0][1] & select.POLLIN:
+        seen = events[0][1]
+        if seen & (select.POLLHUP | select.POLLERR) or (seen & select.POLLIN and is_answer()):
             return False
+        if not seen & select.POLLOUT:
+            continue
         try:
             view = view[sock.send(view, _MSG_DONTWAIT | _MSG_NOSIGNAL) :]
         except BlockingIOError:

@@ -2,9 +2,9 @@
 """`Sandbox.forward`: a TCP connection to a port inside, carried as WebSocket messages."""
 
 from collections import deque
-from typing import Self, cast
+from typing import Self
 
-from atoll.errors import InvalidArgument, Unavailable
+from atoll.errors import AtollError, InvalidArgument, Unavailable
 
 from .. import websocket
 from ..calls import Call, sandbox_path
@@ -20,6 +20,7 @@ class Tunnel:
         self._decoder = websocket.Decoder()
         self._ready: deque[bytes] = deque()
         self._ended = False
+        self._refusal: AtollError | None = None  # why it was ended
         self._first = rest
 
     def __enter__(self) -> Self:
@@ -52,6 +53,8 @@ class Tunnel:
                 self._take(data)
             else:
                 self._ended = True
+        if self._refusal is not None and not self._ready:
+            raise self._refusal
         return self._ready.popleft() if self._ready else b""
 
     def close(self) -> None:
@@ -70,7 +73,7 @@ class Tunnel:
             elif opcode == websocket.PING:
                 self._write(websocket.PONG, payload)
             elif opcode == websocket.CLOSE:
-                self._ended = True
+                self._ended, self._refusal = True, websocket.closing_error(payload)
 
     def _write(self, opcode: int, data: bytes) -> None:
         if self._sock is None:
@@ -84,8 +87,6 @@ class Tunnel:
 def open_tunnel(link: Link, ref: str, port: int) -> Tunnel:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise InvalidArgument(f"{port!r} is not a port")
-    if not isinstance(link, Link):
-        return cast(Tunnel, link.tunnel(ref, port))  # a gateway elsewhere has a way of its own
     return upgrade(link, sandbox_path(ref, "ports", str(port)))
 
 

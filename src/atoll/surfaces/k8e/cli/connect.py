@@ -180,6 +180,6 @@ def _without_key(arguments: Arguments) -> Arguments:
 
 
 def _is_loopback(endpoint: str) -> bool:
-    from ..sdk.channel import is_loopback, parse_endpoint
+    from atoll.client.route import is_loopback, parse_endpoint
 
     return is_loopback(parse_endpoint(endpoint)[0])

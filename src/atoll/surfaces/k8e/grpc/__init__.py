@@ -1,1 +1,1 @@
-"""The gRPC surface: sandbox.v1 (K8E) and atoll.v1 on one port."""
+"""The gRPC surface: sandbox.v1 (K8E). REST is on the same TLS port."""

@@ -51,7 +51,7 @@ class Content:
                 if size > MAX_READ:
                     raise TooLarge(
                         f"the file is larger than {MAX_READ} bytes, too much for one message",
-                        hint="read it in parts with atoll.v1, or over HTTP",
+                        hint="read it over HTTPS, on the same port",
                     )
                 pieces.append(bytes(piece))
         text, exact = both_of(b"".join(pieces))

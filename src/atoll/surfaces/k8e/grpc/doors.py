@@ -1,47 +1,45 @@
-"""The doors in front of the gRPC server: TLS on TCP and a Unix socket, each connection known before its first byte.
+"""The listeners of gRPC and of REST over TLS: a TCP port and a Unix socket, each connection known before its first byte.
+
+On the TLS port ALPN chooses the protocol of a connection: `h2` is gRPC, `http/1.1` and no choice at all are REST. A client
+that offers both gets `http/1.1`, because gRPC clients offer `h2` alone.
 
 gRPC's Python server can either insist on client certificates or not ask for them, and never says who is at the other end of
 a Unix socket. So connections are accepted here: TLS with an optional client certificate, the peer's uid, the owner of a
 loopback socket. The plain HTTP/2 stream then goes to the server over a private Unix socket from an address of its own,
 which gRPC reports as the peer of every call on it. An address that is not in the book was not opened by a door.
 
-Until a caller on a connection over TCP is known, `STRANGER_BYTES` are taken from it, `STRANGER_CALLS` may be refused, and it
-lives for `STRANGER_SECONDS`. What a known caller has sent of messages that are not whole yet is charged to its owner.
+What strangers may do is in `atoll.server.visits`. What a known caller has sent of messages that are not whole yet is
+charged to its owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import secrets
 import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
 from atoll import accounts
-from atoll.core.access.credentials import Peer, loopback_owner
+from atoll.core.access.credentials import Peer
 from atoll.core.access.principals import Principal
 from atoll.errors import AtollError, Exhausted
+from atoll.server.visits import STRANGER_BYTES, STRANGER_CALLS, UNIX, Visit, Visits, peer_of
 
 from .messages import Unfinished
 
-MAX_CONNECTIONS = 2048
-MAX_STRANGERS = 512  # of them, connections on which nobody is known yet
-STRANGER_BYTES = 64 * 1024  # what is taken from a connection before its caller is known
-STRANGER_CALLS = 16  # calls that may be refused before anybody is known
-STRANGER_SECONDS = 60.0
+__all__ = ["STRANGER_CALLS", "UNIX", "Doors"]
+
 MESSAGE_SECONDS = 60.0  # in which a message under way has to go on
 MESSAGE_BYTES = 64 * 1024  # by at least so much
 HANDSHAKE_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
 STALL_SECONDS = 60.0  # for so long an answer over TCP may wait for its reader
-UNIX = "unix"
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +50,7 @@ class Doors:
     """All listeners of one gRPC server, and who came through them.
 
     `ready` is awaited before a connection is passed on; `identify` says who is there without a key, if that can be told.
+    `rest` makes the protocol of a connection that does not speak HTTP/2; without one such a connection is refused.
     """
 
     def __init__(
@@ -60,12 +59,14 @@ class Doors:
         ready: Callable[[], Awaitable[None]] | None = None,
         identify: Identify | None = None,
         books: accounts.Accounts | None = None,
+        rest: Callable[[Visits], asyncio.Protocol] | None = None,
     ) -> None:
         self.inner = inner
         self.ready = ready
         self.identify = identify
-        self.books = books or accounts.Accounts()
-        self.strangers = 0  # connections on which nobody is known
+        self.rest = rest
+        self.visits = Visits(books)
+        self.books = self.visits.books
         self._guests: dict[str, _Front] = {}
         self._servers: list[asyncio.AbstractServer] = []
         self._fronts: set[_Front] = set()
@@ -116,13 +117,16 @@ class Doors:
         loop = asyncio.get_running_loop()
         patience = HANDSHAKE_SECONDS if context else None
         server = await loop.create_server(
-            lambda: _Front(self), sock=listener, ssl=context, ssl_handshake_timeout=patience
+            lambda: _Chooser(self) if context else _Front(self),
+            sock=listener,
+            ssl=context,
+            ssl_handshake_timeout=patience,
         )
         self._servers.append(server)
 
     @property
     def connections(self) -> int:
-        return len(self._fronts)
+        return len(self.visits)
 
     async def close(self) -> None:
         for server in self._servers:
@@ -132,26 +136,17 @@ class Doors:
         for server in self._servers:
             await server.wait_closed()
 
-    def enter(self, front: _Front, holder: accounts.Holder) -> accounts.Lease | None:
-        """A place for one more connection, or None. The last eighth is for those that have none."""
-        others = self.books.held(accounts.CONNECTIONS, holder)
-        for count, most in ((len(self._fronts), MAX_CONNECTIONS), (self.strangers, MAX_STRANGERS)):
-            if count >= (most - most // accounts.KEPT_FOR_OTHERS if others else most):
-                _log.warning("too many gRPC connections; one of %s was refused", holder)
-                return None
-        try:
-            lease = self.books.lease(accounts.CONNECTIONS, 1, holder)
-        except Exhausted as full:
-            _log.warning("a gRPC connection was refused: %s", full)
-            return None
-        self._fronts.add(front)
-        return lease
-
     def drop(self, address: str) -> None:
         """Cut a connection, by what gRPC calls its peer."""
         name = address.removeprefix("unix-abstract:")
         for front in [front for front in self._fronts if front.name == name]:
             front.cut()
+
+    def enter(self, front: _Front, transport: asyncio.Transport) -> Visit | None:
+        visit = self.visits.enter(transport, front.cut)
+        if visit is not None:
+            self._fronts.add(front)
+        return visit
 
     def announce(self, front: _Front) -> None:
         self._guests[front.name] = front
@@ -159,6 +154,26 @@ class Doors:
     def leave(self, front: _Front) -> None:
         self._fronts.discard(front)
         self._guests.pop(front.name, None)
+
+
+class _Chooser(asyncio.Protocol):
+    """Hands a connection, once its TLS handshake is over, to the protocol that the client chose."""
+
+    def __init__(self, doors: Doors) -> None:
+        self._doors = doors
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        chosen = stream.get_extra_info("ssl_object").selected_alpn_protocol()
+        if chosen == "h2":
+            protocol: asyncio.Protocol = _Front(self._doors)
+        elif self._doors.rest is not None:
+            protocol = self._doors.rest(self._doors.visits)
+        else:
+            stream.abort()
+            return
+        stream.set_protocol(protocol)
+        protocol.connection_made(stream)
 
 
 class _Half(asyncio.Protocol):
@@ -217,37 +232,35 @@ class _Front(_Half):
         super().__init__()
         self.name = ""
         self.peer: Peer | None = None
-        self.known = False
         self._doors = doors
         self._task: asyncio.Task[None] | None = None
-        self._place: accounts.Lease | None = None  # the connection itself
+        self._visit: Visit | None = None
         self._held: accounts.Lease | None = None  # what came of messages that are not whole
         self._messages: Unfinished | None = None
         self._came = 0  # bytes, since the last look
-        self._refused = 0
-        self._clock: asyncio.TimerHandle | None = None  # of a stranger, then of a message under way
+        self._clock: asyncio.TimerHandle | None = None  # of a message under way
         self._stall: asyncio.TimerHandle | None = None
         self._untaken = 0
 
+    @property
+    def known(self) -> bool:
+        return self._visit is not None and self._visit.known
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         stream = cast(asyncio.Transport, transport)  # uvloop's transports are not of that class, only of that shape
-        holder = _stranger(stream)
-        place = self._doors.enter(self, holder)
-        if place is None:
+        self._visit = self._doors.enter(self, stream)
+        if self._visit is None:
             stream.abort()
             return
-        self._place = place
-        self._doors.strangers += 1
         self.transport = stream
         stream.pause_reading()
-        if holder.name != UNIX:
+        if stream.get_extra_info("ssl_object") is not None:
             self._messages = Unfinished()
-            self._clock = asyncio.get_running_loop().call_later(STRANGER_SECONDS, self._expire)
         self._task = asyncio.ensure_future(self._connect(stream))
 
     async def _connect(self, transport: asyncio.Transport) -> None:
         try:
-            peer = self.peer = _peer(transport)
+            peer = self.peer = peer_of(transport)
             if self._doors.ready is not None:
                 await self._doors.ready()
             self.name = f"atoll-{secrets.token_hex(16)}"
@@ -281,34 +294,21 @@ class _Front(_Half):
         """Its caller is known: what it holds is its owner's from now on."""
         if self.known or self.transport is None:
             return
-        holder = accounts.owner(who.owner)
+        if self._visit is None or not self._visit.admit(who) or self._messages is None:
+            return
         try:
-            place = self._doors.books.lease(accounts.CONNECTIONS, 1, holder)
-            if self._messages is not None:
-                self._held = self._doors.books.lease(accounts.MEMORY, self._messages.held, holder)
+            self._held = self._doors.books.lease(accounts.MEMORY, self._messages.held, accounts.owner(who.owner))
         except Exhausted as full:
             self.cut(str(full))
             return
-        self.known = True
-        self._doors.strangers -= 1
-        if self._place is not None:
-            self._place.end()
-        self._place = place
-        self._forget_clock()
-        if self._messages is not None:
-            self._watch_messages()
-            if not self._paused:
-                self.transport.resume_reading()
+        self._watch_messages()
+        if not self._paused:
+            self.transport.resume_reading()
 
     def refuse(self) -> None:
         """One more call of nobody's."""
-        self._refused += 1
-        if not self.known and self._refused >= STRANGER_CALLS:
-            self.cut("its callers are not known")
-
-    def _expire(self) -> None:
-        self._clock = None
-        self.cut("nobody on it is known")
+        if self._visit is not None:
+            self._visit.refuse()
 
     # What it sends
 
@@ -374,10 +374,8 @@ class _Front(_Half):
         self._forget_clock()
         super().connection_lost(reason)
         self._doors.leave(self)
-        if self._place is not None:
-            self._place.end()
-            self._place = None
-            self._doors.strangers -= not self.known
+        if self._visit is not None:
+            self._visit.leave()
         if self._held is not None:
             self._held.end()
 
@@ -426,26 +424,3 @@ async def _dial(inner: Path, name: str) -> socket.socket:
     except BaseException:
         sock.close()
         raise
-
-
-def _stranger(transport: asyncio.Transport) -> accounts.Holder:
-    """The holder of a connection on which nobody is known yet."""
-    sock = transport.get_extra_info("socket")
-    if sock.family == socket.AF_UNIX:
-        return accounts.Holder("stranger", UNIX)
-    name = transport.get_extra_info("peername")
-    return accounts.stranger(name[0] if name else "")
-
-
-def _peer(transport: asyncio.Transport) -> Peer:
-    sock = transport.get_extra_info("socket")
-    if sock.family == socket.AF_UNIX:
-        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid, uid, gid = struct.unpack("3i", raw)
-        return Peer(UNIX, uid, gid, pid=pid)
-    theirs, ours = transport.get_extra_info("peername")[:2], transport.get_extra_info("sockname")[:2]
-    channel = transport.get_extra_info("ssl_object")
-    der = channel.getpeercert(binary_form=True) if channel is not None else None
-    finger = hashlib.sha256(der).hexdigest() if der else None
-    shown = f"[{theirs[0]}]:{theirs[1]}" if ":" in theirs[0] else f"{theirs[0]}:{theirs[1]}"
-    return Peer(shown, loopback_owner(theirs, ours), None, finger)

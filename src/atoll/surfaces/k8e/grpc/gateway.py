@@ -1,4 +1,4 @@
-"""How the daemon offers gRPC: a Unix socket for the local user always, TLS on TCP where it is told to.
+"""How the daemon offers gRPC, and REST beside it on TCP: a Unix socket for the local user always, TLS where it is told to.
 
 gRPC and the certificate machinery cost a tenth of a second and tens of megabytes, which a daemon that only serves the local
 CLI never needs: with the Unix socket alone they are loaded when the first connection comes.
@@ -23,6 +23,7 @@ from atoll.accounts import Accounts
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
 from atoll.errors import InvalidArgument
+from atoll.server.rest_over_tls import RestOverTls
 
 from .doors import Doors
 
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     import ssl
 
     from atoll.server.tls import Authority
-
-    from .verbs import App
 
 RENEW_CHECK_SECONDS = 6 * 3600.0
 _log = logging.getLogger(__name__)
@@ -57,6 +56,7 @@ class Gateway:
         authority: Authority | None,
         starter: Starter,
         books: Accounts | None = None,
+        app: Any = None,
     ) -> None:
         self.home = home
         self.port = 0
@@ -68,7 +68,9 @@ class Gateway:
         self._starting = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
         self._directory = _make_directory(home)
-        self.doors = Doors(self._directory / "s", self._ensure, keeper.identify, books)
+        self._rest = RestOverTls(app, keeper) if app is not None else None
+        rest = self._rest.make if self._rest is not None else None
+        self.doors = Doors(self._directory / "s", self._ensure, keeper.identify, books, rest)
 
     @property
     def socket(self) -> Path:
@@ -98,8 +100,9 @@ class Gateway:
         """Stop listening, give running calls `grace` seconds, then cut them off."""
         if self._renewal is not None:
             self._renewal.cancel()
-        if self._server is not None:
-            await self._server.stop(grace)
+        ends = [self._server.stop(grace)] if self._server is not None else []
+        ends += [self._rest.close(grace)] if self._rest is not None else []
+        await asyncio.gather(*ends)
         await self.doors.close()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         self.hide()
@@ -131,8 +134,8 @@ class Gateway:
                 _log.error("the gateway's certificate could not be renewed: %s", trouble)
 
 
-async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Gateway:
-    """What the daemon calls. `app` is the REST application, for `atoll.v1`; with `tcp` the addresses of `listen`, else
+async def serve(core: Core, app: Any, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Gateway:
+    """What the daemon calls. `app` is the REST application, for HTTP/1.1 on TCP; with `tcp` the addresses of `listen`, else
     those of the operator's settings, are opened too."""
     settings = read_settings(core)
     addresses = [parse_address(text) for text in (settings.listen if listen is None else listen)] if tcp else []
@@ -140,10 +143,10 @@ async def serve(core: Core, app: App, *, tcp: bool = False, listen: Sequence[str
 
     async def starter(doors: Doors, keeper: Doorkeeper, authority: Authority) -> Any:
         server = await asyncio.to_thread(_load_server)
-        return await server.start(doors, server.services(core, app, keeper, authority), keeper)
+        return await server.start(doors, server.services(core, keeper, authority), keeper)
 
     core.keeper.ledger = authority
-    gateway = Gateway(core.home, core.keeper, authority, starter, core.accounts)
+    gateway = Gateway(core.home, core.keeper, authority, starter, core.accounts, app)
     try:
         if addresses:
             await gateway.open_tcp(addresses)

@@ -15,7 +15,7 @@ from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
 from atoll.server.tls import Authority
 
-from . import service, verbs
+from . import service
 from .calls import Calls, Kind, Observer
 from .doors import Doors
 from .introspection import SERVICE as REFLECTION
@@ -67,9 +67,8 @@ async def start(doors: Doors, services: Sequence[Service], keeper: Doorkeeper, o
     return server
 
 
-def services(core: Core, app: verbs.App, keeper: Doorkeeper, authority: Authority) -> list[Service]:
+def services(core: Core, keeper: Doorkeeper, authority: Authority) -> list[Service]:
     """All that atoll offers over gRPC."""
     return [
         Service(service.DESCRIPTOR, service.SandboxService(core, keeper, authority), service.KINDS, service.SCOPES),
-        Service(verbs.DESCRIPTOR, verbs.AtollService(core, app, keeper.admit), verbs.KINDS, verbs.SCOPES),
     ]

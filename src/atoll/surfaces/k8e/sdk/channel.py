@@ -1,116 +1,57 @@
-"""Where the gateway is and how it is trusted: endpoint, certificates and key, from arguments, environment and files.
-
-Without any of them the local daemon is used over its Unix socket and started when it is not there. Over TCP the chain is
-always checked; a key or certificate is never sent to a server that was not verified, and there is no plaintext at all.
-"""
+"""A route to a gateway as a gRPC channel. Without an endpoint the local daemon is used, and started when it is not there."""
 
 from __future__ import annotations
 
-import base64
-import ipaddress
 import os
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
 from atoll.client import spawn
-from atoll.errors import InvalidArgument, Unavailable
+from atoll.client.route import Route
 
-DEFAULT_PORT = 50051
-DEFAULT_ENDPOINT = f"127.0.0.1:{DEFAULT_PORT}"
 MAX_MESSAGE = 64 * 1024 * 1024
 LONGEST_NAME = 107
-_SERVER_CAS = (
-    "/var/lib/k8e/server/tls/sandbox-ca.crt",
-    "/var/lib/k8e/server/tls/serving-kube-apiserver.crt",
-    "/etc/k8e/tls/serving-kube-apiserver.crt",
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", MAX_MESSAGE),
+    ("grpc.enable_retries", 0),
 )
-_KUBECONFIGS = ("/etc/k8e/k8e.yaml", "/var/lib/k8e/server/cred/admin.kubeconfig")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9])?\.?")
-_KEY = re.compile(r"[\x21-\x7e]{1,512}")
 
 
-@dataclass(frozen=True)
-class Route:
-    """A decided way to a gateway."""
-
-    target: str  # as gRPC wants it
-    endpoint: str  # as a person wrote it
-    local: bool = False  # the Unix socket of the own daemon
-    ca: bytes | None = None
-    pair: tuple[bytes, bytes] | None = field(default=None, repr=False)  # (key, certificate)
-    api_key: str = field(default="", repr=False)
-    options: tuple[tuple[str, str | int], ...] = ()
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return (("authorization", f"Bearer {self.api_key}"),) if self.api_key else ()
-
-    def credentials(self) -> grpc.ChannelCredentials | None:
-        """None: no TLS, because the peer is a Unix socket that only this user can open."""
-        if self.target.startswith("unix:"):
-            return None
-        key, cert = self.pair or (None, None)
-        return grpc.ssl_channel_credentials(self.ca, key, cert)
-
-    def channel(self) -> Any:
-        trusted, options = self.credentials(), list(self.options)
-        if trusted is None:
-            return grpc.insecure_channel(self.target, options)
-        return grpc.secure_channel(self.target, trusted, options)
-
-    def async_channel(self) -> Any:
-        trusted, options = self.credentials(), list(self.options)
-        if trusted is None:
-            return grpc.aio.insecure_channel(self.target, options)
-        return grpc.aio.secure_channel(self.target, trusted, options)
+def metadata(route: Route) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {route.api_key}"),) if route.api_key else ()
 
 
-def setting(name: str) -> str:
-    """`ATOLL_<name>`, else `K8E_SANDBOX_<name>`."""
-    return os.environ.get(f"ATOLL_{name}") or os.environ.get(f"K8E_SANDBOX_{name}") or ""
+def open_channel(route: Route) -> Any:
+    return _open(route, grpc.insecure_channel, grpc.secure_channel)
 
 
-def find_route(endpoint: str | None = None, api_key: str | None = None, ca_file: str | None = None) -> Route:
-    """Decide by the arguments first, then the environment, then what is on this machine."""
-    wanted = endpoint or setting("ENDPOINT")
-    key = api_key or setting("APIKEY")
-    if key and not _KEY.fullmatch(key):
-        raise InvalidArgument("an API key is one word of printable characters")
-    common: tuple[tuple[str, str | int], ...] = (
-        ("grpc.max_receive_message_length", MAX_MESSAGE),
-        ("grpc.max_send_message_length", MAX_MESSAGE),
-        ("grpc.enable_retries", 0),
-    )
-    if wanted.startswith("unix:") or not wanted:
-        path = wanted.removeprefix("unix:").removeprefix("//") or os.path.join(spawn.home_directory(), "grpc.sock")
-        return Route(f"unix:{path}", wanted or f"unix:{path}", not wanted, api_key=key, options=common)
-    host, port = parse_endpoint(wanted)
-    loopback = is_loopback(host)
-    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    ca, pair = _trust(f"{host}:{port}", loopback, ca_file)
-    # On loopback there is nobody in between, and servers seldom have that name in their certificate.
-    named = (("grpc.ssl_target_name_override", "localhost"),) if loopback else ()
-    return Route(target, wanted, False, ca, pair, key, (*common, *named))
+def open_async_channel(route: Route) -> Any:
+    return _open(route, grpc.aio.insecure_channel, grpc.aio.secure_channel)
 
 
 def ready(route: Route) -> Route:
     """The same route, with the local daemon running."""
     if not route.local:
         return route
-    path = route.target.removeprefix("unix:")
-    if not _answers(path):
+    if not _answers(route.path):
         spawn.ensure(spawn.home_directory())
-    if len(os.fsencode(path)) <= LONGEST_NAME:
+    if len(os.fsencode(route.path)) <= LONGEST_NAME:
         return route
     # gRPC cannot name a socket that deep; a descriptor of its directory, kept for the process's life, makes it short.
-    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
-    return replace(route, target=f"unix:/proc/self/fd/{directory}/{os.path.basename(path)}")
+    directory = os.open(os.path.dirname(route.path), os.O_PATH | os.O_CLOEXEC)
+    return replace(route, path=f"/proc/self/fd/{directory}/{os.path.basename(route.path)}")
+
+
+def _open(route: Route, insecure: Any, secure: Any) -> Any:
+    """Without TLS only to a Unix socket, which only this user can open."""
+    if route.path:
+        return insecure(f"unix:{route.path}", list(_OPTIONS))
+    key, cert = route.pair or (None, None)
+    options = [*_OPTIONS, ("grpc.ssl_target_name_override", "localhost")] if route.loopback else list(_OPTIONS)
+    return secure(route.address, grpc.ssl_channel_credentials(route.ca, key, cert), options)
 
 
 def _answers(path: str) -> bool:
@@ -119,108 +60,3 @@ def _answers(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def parse_endpoint(text: str) -> tuple[str, int]:
-    """`host:port`, `host`, `[v6]:port`, with or without `https://`. Plain `http://` is refused."""
-    if text.startswith("http://"):
-        raise InvalidArgument(f"{text!r:.120}: the gateway is only reached over TLS")
-    bare = text.removeprefix("https://").rstrip("/")
-    found = re.fullmatch(r"(?:\[([^\]]+)\]|([^:\[\]]+))(?::([0-9]{1,5}))?", bare)
-    host = (found[1] or found[2]) if found else ""
-    port = int(found[3] or DEFAULT_PORT) if found else 0
-    if found and found[1]:
-        try:
-            ipaddress.IPv6Address(host.partition("%")[0])
-        except ValueError:
-            host = ""
-    elif not _HOST.fullmatch(host):
-        host = ""
-    if not host or not 1 <= port <= 65535:
-        raise InvalidArgument(f"not an endpoint: {text!r:.120}", hint="for example 10.0.0.1:50051")
-    return host, port
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return host.lower().rstrip(".") == "localhost"
-
-
-def certificate_directory() -> Path:
-    chosen = setting("CERT_DIR")
-    if chosen:
-        return Path(chosen).expanduser()
-    return Path(spawn.home_directory()) / "sandbox"
-
-
-def _trust(stamp: str, loopback: bool, ca_file: str | None) -> tuple[bytes | None, tuple[bytes, bytes] | None]:
-    """The CA to check the server by (None: the system's roots), and a client certificate if there is one for it."""
-    cert, key = setting("CERT"), setting("KEY")
-    if ca_file:
-        return _must_read(ca_file), _own_pair(stamp)
-    if cert and not key:
-        return _must_read(cert), _own_pair(stamp)
-    pair = (_must_read(key), _must_read(cert)) if cert and key else _own_pair(stamp)
-    return next(_authorities(loopback), None), pair
-
-
-def _own_pair(stamp: str) -> tuple[bytes, bytes] | None:
-    """The certificate Login gave for exactly this endpoint, if it is still valid."""
-    directory = certificate_directory()
-    try:
-        if (directory / "endpoint").read_text().strip() != stamp:
-            return None
-        key, cert = (directory / "client.key").read_bytes(), (directory / "client.crt").read_bytes()
-    except OSError:
-        return None
-    return (key, cert) if days_left(cert) > 0 else None
-
-
-def days_left(pem: bytes) -> float:
-    """How long a certificate is valid from now, in days; negative when it is not."""
-    from cryptography import x509
-
-    try:
-        cert = x509.load_pem_x509_certificate(pem)
-    except ValueError:
-        return -1.0
-    return (cert.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
-
-
-def _authorities(loopback: bool) -> Iterator[bytes]:
-    """What may vouch for the server, the likeliest first."""
-    places = [certificate_directory() / "ca.crt"]
-    if loopback:
-        places.insert(0, Path(spawn.home_directory()) / "tls" / "sandbox-ca.crt")
-        places += [Path(name) for name in _SERVER_CAS]
-    for place in places:
-        try:
-            yield place.read_bytes()
-        except OSError:
-            continue
-    if loopback:
-        yield from _cluster_authorities()
-
-
-def _cluster_authorities() -> Iterator[bytes]:
-    names = [*os.environ.get("KUBECONFIG", "").split(":"), str(Path.home() / ".kube" / "config"), *_KUBECONFIGS]
-    for name in filter(None, names):
-        try:
-            text = Path(name).read_text()
-        except (OSError, UnicodeDecodeError):
-            continue
-        found = re.search(r"certificate-authority-data:\s*([A-Za-z0-9+/=]+)", text)
-        if found:
-            try:
-                yield base64.b64decode(found[1], validate=True)
-            except ValueError:
-                continue
-
-
-def _must_read(name: str) -> bytes:
-    try:
-        return Path(name).expanduser().read_bytes()
-    except OSError as failure:
-        raise Unavailable(f"the certificate {name} cannot be read: {failure.strerror}") from None

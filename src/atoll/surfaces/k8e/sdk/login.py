@@ -20,12 +20,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from atoll.client.route import Route, certificate_directory, days_left, find_route, parse_endpoint, setting
 from atoll.errors import AtollError, InvalidArgument
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 
 from ..grpc.status import error_of
-from .channel import Route, certificate_directory, days_left, find_route, parse_endpoint, setting
+from .channel import metadata, open_channel
 
 RENEW_BELOW_DAYS = 30
 FILES = ("ca.crt", "client.crt", "client.key", "endpoint")
@@ -102,13 +103,12 @@ def _log_in(route: Route, device_name: str) -> LoggedIn:
 
 
 def _ask(route: Route, request: Any) -> Any:
-    credentials = route.credentials()
-    if credentials is None:
+    if route.path:
         raise InvalidArgument("login goes over TLS")
-    with grpc.secure_channel(route.target, credentials, list(route.options)) as channel:
+    with open_channel(route) as channel:
         try:
             stub: Any = sandbox_pb2_grpc.SandboxServiceStub(channel)
-            return stub.Login(request, timeout=_SECONDS, metadata=route.metadata)
+            return stub.Login(request, timeout=_SECONDS, metadata=metadata(route))
         except grpc.RpcError as failure:
             raise error_of(failure, acted=False) from None
 

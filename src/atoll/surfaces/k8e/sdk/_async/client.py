@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 
+from atoll.client.route import find_route
 from atoll.errors import AtollError, FileNotFound, NotFound
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 from atoll.surfaces.k8e.grpc.status import error_of
 
 from .. import wire as wire
-from ..channel import find_route, ready
+from ..channel import metadata, open_async_channel, ready
 from ..wire import Approval, ExecResult, FileEntry, Session
 
 
@@ -63,7 +64,7 @@ class AsyncSandboxClient:
     async def exec_stream(self, session_id: str, command: str, timeout: float = 300) -> AsyncIterator[str]:
         request = wire.command_request(session_id, command, timeout)
         stub = await self._connected()
-        call = stub.ExecStream(request, timeout=timeout + wire.SLACK_SECONDS, metadata=self._route.metadata)
+        call = stub.ExecStream(request, timeout=timeout + wire.SLACK_SECONDS, metadata=metadata(self._route))
         try:
             async for message in call:
                 if message.chunk:
@@ -186,7 +187,7 @@ class AsyncSandboxClient:
         if self._stub is None:
             self._route = await asyncio.to_thread(ready, self._route)
         if self._stub is None:
-            self._channel = self._route.async_channel()
+            self._channel = open_async_channel(self._route)
             self._stub = sandbox_pb2_grpc.SandboxServiceStub(self._channel)
         return self._stub
 
@@ -196,7 +197,7 @@ class AsyncSandboxClient:
     async def _call(self, name: str, request: Any, *, acts: bool = False, timeout: float = wire.CALL_SECONDS) -> Any:
         stub = await self._connected()
         try:
-            return await getattr(stub, name)(request, timeout=timeout, metadata=self._route.metadata)
+            return await getattr(stub, name)(request, timeout=timeout, metadata=metadata(self._route))
         except grpc.RpcError as failure:
             raise error_of(failure, acted=acts) from None
 

@@ -17,13 +17,14 @@ from typing import Any
 
 import grpc
 
+from atoll.client.route import find_route
 from atoll.errors import AtollError, FileNotFound, NotFound
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 from atoll.surfaces.k8e.grpc.status import error_of
 
 from .. import wire as wire
-from ..channel import find_route, ready
+from ..channel import metadata, open_channel, ready
 from ..wire import Approval, ExecResult, FileEntry, Session
 
 __all__ = ["Approval", "ExecResult", "FileEntry", "SandboxClient", "Session", "sandbox_session"]
@@ -51,7 +52,7 @@ class SandboxClient:
         self._default = (runtime_class, allowed_hosts)
         self._session = ""
         self._lock = threading.Lock()
-        self._channel = self._route.channel()
+        self._channel = open_channel(self._route)
         self._stub: Any = sandbox_pb2_grpc.SandboxServiceStub(self._channel)
 
     @property
@@ -81,7 +82,7 @@ class SandboxClient:
     def exec_stream(self, session_id: str, command: str, timeout: float = 300) -> Iterator[str]:
         """The output as text while it is produced. Closing the iterator kills the command."""
         request = wire.command_request(session_id, command, timeout)
-        call = self._stub.ExecStream(request, timeout=timeout + wire.SLACK_SECONDS, metadata=self._route.metadata)
+        call = self._stub.ExecStream(request, timeout=timeout + wire.SLACK_SECONDS, metadata=metadata(self._route))
         try:
             for message in call:
                 if message.chunk:
@@ -217,7 +218,7 @@ class SandboxClient:
 
     def _call(self, name: str, request: Any, *, acts: bool = False, timeout: float = wire.CALL_SECONDS) -> Any:
         try:
-            return getattr(self._stub, name)(request, timeout=timeout, metadata=self._route.metadata)
+            return getattr(self._stub, name)(request, timeout=timeout, metadata=metadata(self._route))
         except grpc.RpcError as failure:
             raise error_of(failure, acted=acts) from None
 
