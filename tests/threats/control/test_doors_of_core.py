@@ -19,7 +19,11 @@ from atoll.surfaces.iii.failure import Failure
 from atoll.surfaces.iii.settings import Settings as IiiSettings
 from atoll.surfaces.iii.table import FUNCTIONS, call
 from atoll.surfaces.k8e.grpc import service
-from atoll.surfaces.mcp import k8e, named  # noqa: F401  # they enter their tools
+from atoll.surfaces.mcp import (  # noqa: F401  # they enter their tools
+    k8e,
+    named,
+    rpc,  # it fills the table of handlers
+)
 from atoll.surfaces.mcp.client import BadArguments, Client
 from atoll.surfaces.mcp.settings import Settings
 from atoll.surfaces.mcp.tools import TOOLSETS
@@ -121,6 +125,8 @@ async def test_every_tool_is_refused_without_the_scope_and_finds_nothing_of_anot
             if name == "sandbox_exec":  # one name for two tools: a session of K8E's, or a name of agentkernel's
                 given.pop("name" if toolset == "k8e" else "session_id", None)
                 given["command"] = "true" if toolset == "k8e" else ["true"]
+            if name == "sandbox_shell":
+                given["action"] = "run"
             for who in (NONE, OTHER):
                 client = Client(core, who, Settings(toolset=toolset))
                 try:

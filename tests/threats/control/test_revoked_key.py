@@ -167,9 +167,7 @@ def watched(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
 
 def forwarded(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
     link.call(calls.start(sandbox, ["python3", "-c", SERVER], timeout=None, background=True))
-    tunnel = until(lambda: connected(link, sandbox), "the server inside listens")
-    tunnel.send(b"GET / HTTP/1.1\r\n\r\n")
-    assert tunnel.recv()
+    tunnel = until(lambda: answering(link, sandbox), "the server inside answers")
 
     def read() -> None:
         while tunnel.recv():
@@ -178,11 +176,17 @@ def forwarded(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
     return end_of(read)
 
 
-def connected(link: RemoteLink, sandbox: str) -> Any:
+def answering(link: RemoteLink, sandbox: str) -> Any:
+    """A tunnel on which the server has answered; None while it does not listen yet."""
     try:
-        return open_tunnel(link, sandbox, 8000)
+        tunnel = open_tunnel(link, sandbox, 8000)
+        tunnel.send(b"GET / HTTP/1.1\r\n\r\n")
+        if tunnel.recv():
+            return tunnel
+        tunnel.close()
     except AtollError:
-        return None
+        pass
+    return None
 
 
 def asked(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
