@@ -84,7 +84,9 @@ def comparable(seen: dict[str, Any], base: int, box: str) -> dict[str, Any]:
         assert found[name][1] == str(base)
         found[name][1] = "base"
     found["settings"] = {path: value for path, value in seen["settings"].items() if not _MOVING.search(path)}
-    found["host"] = [word.replace(box, "id") for word in seen["host"]]
+    own = box[:12]  # all of the id that a host name has
+    found["host"] = [word.replace(own, "id") for word in seen["host"]]
+    found["ipc"] = {name: text.replace(own, "id") for name, text in seen["ipc"].items()}
     return found
 
 
