@@ -12,7 +12,6 @@ from atoll.backends.contract import BoxSpec, Limits, Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.paths import new_id
 from atoll.errors import FileNotFound
-from atoll.guest.client import GuestClient
 from atoll.guest.process import Process
 
 PLANTED = {
@@ -50,9 +49,7 @@ async def test_planted_files_have_no_effect(tmp_path: Path, isolation: str) -> N
         box = await backend.create(
             BoxSpec(new_id(), Rootfs((str(image),)), runtime=isolation, limits=Limits(disk_mb=16))
         )
-        client = GuestClient(
-            box.connect, host_secret=box.record["host_secret"], agent_secret=box.record["agent_secret"]
-        )
+        client = box.client
         try:
             process = await Process.start(client, "x", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
             async for _ in process:
