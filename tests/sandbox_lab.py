@@ -34,6 +34,7 @@ ROOTLESS = (
     os.geteuid() != 0
 )  # tests/rootless runs these tests again as an ordinary user, with and without control groups
 HELD = not ROOTLESS or bool(os.environ.get("ATOLL_TEST_DELEGATED"))  # whether memory, CPU and processes can be limited
+SEVERAL_IDS = HELD  # tests/rootless gives a user subordinate ids together with control groups, or neither
 SMALL: dict[str, Any] = {"network": False}
 if HELD:
     SMALL |= {"memory_mb": 256, "pids": 128}

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab, until
+from sandbox_lab import ROOTLESS, Lab, until
 
 from atoll import config, ownership
 from atoll.backends.local import bundle
 from atoll.backends.local.backend import _engine_state
+
+MOUNTS = pytest.mark.skipif(ROOTLESS, reason="only root can mount a disk on the host")
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ def attached(device: str) -> bool:
     return Path(f"/sys/block/{Path(device).name}/loop/backing_file").exists()
 
 
+@MOUNTS
 def test_distro_5_a_disk_the_host_unmounts_is_free(lab: Lab, runtime: str, shared_place: Path) -> None:
     device = mount_disk(shared_place)
     with lab.sandbox(runtime=runtime) as box:
@@ -50,6 +53,7 @@ def test_distro_5_a_disk_the_host_unmounts_is_free(lab: Lab, runtime: str, share
         assert box.exec(["true"]).exit_code == 0
 
 
+@MOUNTS
 def test_distro_5_what_the_host_mounts_later_stays_outside(lab: Lab, runtime: str, shared_place: Path) -> None:
     (shared_place / "inner").mkdir()
     mounts = [{"source": str(shared_place), "target": "/mnt/place", "read_only": True}]
@@ -88,15 +92,21 @@ def test_distro_3_the_state_of_each_engine_is_read(tmp_path: Path) -> None:
     assert _engine_state(tmp_path / "crun") == (67, 890)
 
 
-def test_distro_6_a_private_group_is_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distro_6_a_private_group_is_its_user(tmp_path: Path) -> None:
     """With umask 002 a user's files are writable by its group, in which it is alone."""
     file = tmp_path / "config.toml"
     file.write_text("[limits]\nmemory_mb = 300\n")
     file.chmod(0o664)
-    assert config.load(tmp_path).limits.memory_mb == 300  # root's own group has only root
+    assert config.load(tmp_path).limits.memory_mb == 300  # root's and a user's own group has nobody else
     file.chmod(0o666)
     with pytest.raises(config.errors.PermissionDenied, match="written by others"):
         config.load(tmp_path)
+
+
+@pytest.mark.skipif(ROOTLESS, reason="only root can give a file to another group")
+def test_distro_6_a_group_with_others_in_it_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("[limits]\nmemory_mb = 300\n")
     file.chmod(0o664)
     nobody = pwd.getpwnam("nobody")
     os.chown(file, 0, nobody.pw_gid)  # a group with somebody else in it

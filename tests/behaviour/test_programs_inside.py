@@ -3,10 +3,11 @@
 import json
 
 import pytest
-from sandbox_lab import Lab
+from sandbox_lab import SEVERAL_IDS, Lab
 
 from atoll import Sandbox, errors
 
+OTHER_USERS = pytest.mark.skipif(not SEVERAL_IDS, reason="without subordinate ids a sandbox has one user")
 SELF = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 
 
@@ -106,6 +107,7 @@ def test_unknown_users_and_programs_are_typed(anywhere: Sandbox) -> None:
     assert anywhere.exec("exit 126").error_code is None
 
 
+@OTHER_USERS
 def test_file_operations_as_a_user(anywhere: Sandbox) -> None:
     """The rights are the user's, and so is what is made."""
     files = anywhere.files
@@ -146,6 +148,7 @@ def test_file_operations_as_a_user(anywhere: Sandbox) -> None:
         files.read("/etc/hosts", user="a b;c")
 
 
+@OTHER_USERS
 def test_host_image_tools_for_users_work(anywhere: Sandbox) -> None:
     """su, runuser, adduser and what they need in /etc and /run."""
     assert anywhere.exec("su nobody -s /bin/sh -c 'id -u'").stdout == "65534\n"

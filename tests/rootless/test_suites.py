@@ -25,6 +25,17 @@ FOR_ROOT = {  # those who become another user for it, or have the daemon's parts
     "test_k8e_D15_another_user_sees_nothing": "tests/rootless/test_ordinary_user.py has it",
     **dict.fromkeys(
         (
+            "test_distro_5_a_disk_the_host_unmounts_is_free",
+            "test_distro_5_what_the_host_mounts_later_stays_outside",
+            "test_distro_6_a_group_with_others_in_it_is_refused",
+        ),
+        "mounts disks or gives files away",
+    ),
+    **dict.fromkeys(
+        ("test_host_image_tools_for_users_work", "test_file_operations_as_a_user"), "several users need subordinate ids"
+    ),
+    **dict.fromkeys(
+        (
             "test_planted_files_have_no_effect",
             "test_such_an_image_does_not_start",
             "test_links_go_only_when_no_process_is_left",
