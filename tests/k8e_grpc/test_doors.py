@@ -21,8 +21,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll import errors
 from atoll.core.access import rights_watch
-from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of, loopback_owner
+from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of
 from atoll.core.access.keys import Keys
+from atoll.server.socket_owner import loopback_owner
 from atoll.server.tls import Authority
 from atoll.surfaces.k8e.grpc import doors as doors_module
 from atoll.surfaces.k8e.grpc import readers as readers_module

@@ -18,7 +18,7 @@ from atoll.client import calls
 from atoll.client._sync.secure import RemoteLink
 from atoll.client._sync.tunnel import open_tunnel
 from atoll.model import convert
-from atoll.surfaces.rest.app import PATHS, ROUTES
+from atoll.server.app import PATHS, ROUTES
 
 ALL = sorted((method, PATHS[method, pattern], pattern) for method, pattern in ROUTES)
 IDS = [f"{method} {path}" for method, path, _ in ALL]

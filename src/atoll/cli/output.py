@@ -10,7 +10,7 @@ import os
 import sys
 
 from ..client.codec import dumps
-from ..surfaces.k8e.words import EXHAUSTED, FAILED, OK, UNREACHABLE
+from ..words.k8e import EXHAUSTED, FAILED, OK, UNREACHABLE
 
 __all__ = ["EXHAUSTED", "FAILED", "OK", "UNREACHABLE"]
 

@@ -7,7 +7,7 @@ import os
 from ..client import calls
 from ..client.results import ExecResult, Output
 from ..errors import AtollError, InvalidArgument, NotFound
-from ..surfaces.k8e import words
+from ..words import k8e as words
 from .output import FAILED, for_people, print_json, program_name, safe_bytes, say, write
 from .session import (
     create_options,

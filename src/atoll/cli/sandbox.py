@@ -9,7 +9,7 @@ import time
 from ..client import calls
 from ..client.results import CommandInfo, FileInfo, Output
 from ..errors import AtollError, FailedPrecondition, InvalidArgument, NotFound
-from ..surfaces.k8e import words
+from ..words import k8e as words
 from .output import UNREACHABLE, for_people, print_json, safe_bytes, write
 from .session import (
     create_options,

@@ -8,10 +8,10 @@ import sys
 from ..client._sync.driver import Link
 from ..client.spawn import home_directory
 from ..errors import InvalidArgument, NotFound
-from ..surfaces.k8e import words
-from ..surfaces.k8e.words import run_id as run_id
-from ..surfaces.k8e.words import session_id as shown
-from ..surfaces.k8e.words import session_ref as reference
+from ..words import k8e as words
+from ..words.k8e import run_id as run_id
+from ..words.k8e import session_id as shown
+from ..words.k8e import session_ref as reference
 from .output import say
 
 __all__ = ["reference", "run_id", "shown"]

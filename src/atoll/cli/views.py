@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..surfaces.k8e import words
+from ..words import k8e as words
 from .output import write
 from .tables import age, clock, record, span, table
 

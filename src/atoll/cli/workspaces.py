@@ -9,7 +9,7 @@ from ..client import calls
 from ..client.http import FRAMES, quote, with_query
 from ..client.results import Event
 from ..errors import InvalidArgument
-from ..surfaces.k8e import words
+from ..words import k8e as words
 from .output import print_json, say, write
 from .session import create_options, open_link, reference, setting, shown, tenant_of
 

@@ -23,11 +23,11 @@ from atoll.backends.contract import Backend
 from atoll.backends.local.kernel import rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images
+from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
 from atoll.server.server import Listener
 from atoll.surfaces.k8e.grpc.gateway import Gateway
 from atoll.surfaces.k8e.grpc.gateway import serve as open_grpc
-from atoll.surfaces.rest.app import RestApp
 
 if TYPE_CHECKING:
     from atoll.server.tls import Authority

@@ -12,9 +12,9 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from atoll import errors
-from atoll.core.access.credentials import loopback_owner
 from atoll.server.request_limits import settings
 from atoll.server.slow_clients import BoundedPace
+from atoll.server.socket_owner import loopback_owner
 
 KEEP_ALIVE = 75
 MAX_CONNECTIONS = 1024

@@ -14,9 +14,10 @@ import struct
 from collections.abc import Callable
 
 from atoll import accounts
-from atoll.core.access.credentials import Peer, loopback_owner
+from atoll.core.access.credentials import Peer
 from atoll.core.access.principals import Principal
 from atoll.errors import Exhausted
+from atoll.server.socket_owner import loopback_owner
 
 MAX_CONNECTIONS = 2048
 MAX_STRANGERS = 512  # of them, connections on which nobody is known yet

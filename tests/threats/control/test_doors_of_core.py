@@ -13,6 +13,7 @@ from atoll import errors
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
 from atoll.model import CreateSandbox
+from atoll.server.app import ROUTES
 from atoll.surfaces.iii.door import LABEL
 from atoll.surfaces.iii.door import Door as IiiDoor
 from atoll.surfaces.iii.failure import Failure
@@ -27,7 +28,6 @@ from atoll.surfaces.mcp import (  # noqa: F401  # they enter their tools
 from atoll.surfaces.mcp.client import BadArguments, Client
 from atoll.surfaces.mcp.settings import Settings
 from atoll.surfaces.mcp.tools import TOOLSETS
-from atoll.surfaces.rest.app import ROUTES
 
 OWNER, OTHER, NONE = key("owner", "use"), key("other", "use"), key("none")
 OWN_LISTS = {"ListSessions", "SnapshotList"}  # of the caller's own, and empty

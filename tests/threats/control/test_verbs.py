@@ -14,7 +14,7 @@ from atoll.core.access.audited_verbs import Part
 from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import local
 from atoll.core.verbs import VERBS
-from atoll.surfaces.rest.app import PATHS, ROUTES
+from atoll.server.app import PATHS, ROUTES
 
 ME = local(os.geteuid(), os.getegid())
 NEVER = {"env", "content", "value", "text", "answer", "stdin", "stdin_b64", "secrets", "secret", "source", "data"}

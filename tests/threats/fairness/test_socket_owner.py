@@ -5,8 +5,8 @@ import socket
 import time
 from contextlib import ExitStack
 
-from atoll.core.access import socket_owner
-from atoll.core.access.credentials import loopback_owner
+from atoll.server import socket_owner
+from atoll.server.socket_owner import loopback_owner
 
 LOOKS = 50
 

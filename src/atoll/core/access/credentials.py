@@ -7,25 +7,19 @@ and what is not known is refused.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from atoll.backends.local.kernel.rootless import standing
 from atoll.errors import NotFound, PermissionDenied, Unauthenticated
 
 from .keys import Key, Keys
 from .principals import Principal, local
 from .ratelimit import DEFAULTS, Class, Limiter, Rate
 from .rights_watch import RightsWatch
-from .socket_owner import socket_owner
 
 NOBODY = 65534
-BROKER = b"atoll.egress.broker.process"  # in the command line of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,7 @@ class Peer:
     """The far end of a connection, as the listener saw it; nothing in here was said by the client."""
 
     address: str  # "unix" or "ip:port", for logs
-    uid: int | None = None  # of a Unix socket's peer, or of a loopback connection (`loopback_owner` at accept)
+    uid: int | None = None  # of a Unix socket's peer, or of a loopback connection (`server/socket_owner.py` at accept)
     gid: int | None = None
     fingerprint: str | None = None
     pid: int = 0  # of a Unix socket's peer; 0 is unknown
@@ -142,39 +136,6 @@ def bearer_of(header: str | None) -> str | None:
         return None
     scheme, _, value = header.partition(" ")
     return value.strip() if scheme.lower() == "bearer" else ""
-
-
-def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
-    """The uid that owns the client's end of a loopback connection; None when it cannot be told.
-
-    Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else. What the egress
-    broker carries for a sandbox is nobody's, also where the broker has to run as the daemon's own user.
-    """
-    if not (_is_loopback(theirs[0]) and _is_loopback(ours[0])):
-        return None
-    found = socket_owner(theirs, ours)
-    if found is None or (standing().rootless and _is_brokers(found.inode)):
-        return None
-    return found.uid
-
-
-def _is_brokers(inode: int) -> bool:
-    """Whether a broker holds this socket. Only those of this daemon's own namespace can be looked into."""
-    for process in Path("/proc").iterdir():
-        with suppress(OSError):
-            if process.name.isdigit() and BROKER in (process / "cmdline").read_bytes():
-                for descriptor in (process / "fd").iterdir():
-                    with suppress(OSError):
-                        if os.readlink(descriptor) == f"socket:[{inode}]":
-                            return True
-    return False
-
-
-def _is_loopback(text: str) -> bool:
-    address = ipaddress.ip_address(text.partition("%")[0])
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return address.is_loopback
 
 
 def _holder(key: Key, fingerprint: str = "") -> KeyHolder:

@@ -14,13 +14,13 @@ from msgspec import Meta
 from atoll import errors, model
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, internal
+from atoll.server.routes import Rest, Route, route
 from atoll.surfaces.iii import files
 from atoll.surfaces.iii import requests as r
 from atoll.surfaces.iii.door import LOCAL, Door, Functions
 from atoll.surfaces.iii.failure import Failure, of_file
 from atoll.surfaces.iii.settings import Settings
 from atoll.surfaces.iii.table import FUNCTIONS, call, schemas
-from atoll.surfaces.rest.routes import Rest, Route, route
 
 DOOR = b"x-atoll-functions"
 

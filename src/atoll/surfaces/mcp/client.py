@@ -16,11 +16,11 @@ from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.principals import Principal
 from atoll.model import Chunk, CreateSandbox, ExecResult, SandboxInfo, convert
 from atoll.server.request import internal
-from atoll.surfaces.k8e import words
 from atoll.surfaces.mcp import content
 from atoll.surfaces.mcp.progress import Live, Report
 from atoll.surfaces.mcp.settings import Settings
 from atoll.surfaces.mcp.tools import TOOLSETS, Arguments, Handler
+from atoll.words import k8e as words
 
 log = logging.getLogger("atoll.mcp")
 

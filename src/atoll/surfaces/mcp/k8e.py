@@ -5,11 +5,11 @@ from typing import Any
 from atoll import errors
 from atoll.core.commands.packages import pip_install as pip_install_command
 from atoll.model import CreateSandbox, ExecSpec, ListFiles, RunSpec, convert
-from atoll.surfaces.k8e import words
-from atoll.surfaces.k8e.grpc import ids
 from atoll.surfaces.mcp import content, files, tools
 from atoll.surfaces.mcp.client import IDLE_S, LIFETIME_S, Call, given, tool
 from atoll.surfaces.mcp.named import exec_named, run_command
+from atoll.words import k8e as words
+from atoll.words import k8e_ids as ids
 
 FILE_TEXT = 64_000
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from atoll import errors, profiles
 from atoll.model import CreateSandbox, ExecSpec, Mount, RunOnce, SandboxInfo, convert, unbase64
-from atoll.surfaces.agentkernel.http import words
 from atoll.surfaces.mcp import content, files, tools
 from atoll.surfaces.mcp.client import Call, given, tool
+from atoll.words import agentkernel as words
 
 DETECT = "auto"
 _KEPT = {"output_limit": 4096}

@@ -7,8 +7,8 @@ import msgspec
 
 from atoll.server import frames
 from atoll.server.request import Exchange
+from atoll.server.routes import Rest, route
 from atoll.surfaces.mcp.settings import OpenHttp
-from atoll.surfaces.rest.routes import Rest, route
 
 
 @route("POST", "/v1/mcp/http", "Serve MCP over HTTP while this request is open", OpenHttp, scope="local")

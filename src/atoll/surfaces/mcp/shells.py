@@ -2,9 +2,9 @@
 
 from atoll import errors
 from atoll.model import OpenShell, ShellResult, ShellRun
-from atoll.surfaces.k8e.grpc import ids
 from atoll.surfaces.mcp import content, tools
 from atoll.surfaces.mcp.client import Call, given, tool
+from atoll.words import k8e_ids as ids
 
 
 @tool("sandbox_shell")

@@ -2,7 +2,7 @@
 
 from atoll import model
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 APPROVAL = "/v1/approvals/{approval}"
 

@@ -7,7 +7,7 @@ from typing import Any
 from atoll.core.access.credentials import may
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, whole
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.server.routes import Rest, route
 
 LOOK_AGAIN = 0.25
 

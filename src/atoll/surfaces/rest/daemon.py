@@ -7,7 +7,7 @@ import atoll
 from atoll import config, model
 from atoll.core.access.credentials import may
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.server.routes import Rest, route
 
 
 @route("GET", "/v1/health", "Whether the daemon is well, and which one it is", scope="use")

@@ -9,7 +9,7 @@ from atoll.core.verbs import VERBS
 from atoll.model.fields import USER
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, mode, whole
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 
 @route("GET", f"{SANDBOX}/files", "A file's bytes", verb="files.read", query=("path", "offset", "limit", "user"))

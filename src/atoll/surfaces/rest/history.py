@@ -3,7 +3,7 @@
 from atoll.core.commands.history import check_window
 from atoll.server import events
 from atoll.server.request import Exchange, whole
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 
 @route("GET", f"{SANDBOX}/log", "A window of the transcript", query=("offset", "limit"), scope="use")

@@ -3,7 +3,7 @@
 from atoll import errors, model
 from atoll.server import frames
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.server.routes import Rest, route
 
 
 @route("POST", "/v1/run", "A command in a sandbox of its own", verb="run")

@@ -2,7 +2,7 @@
 
 from atoll import model
 from atoll.server.request import Exchange, flag
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.server.routes import Rest, route
 
 
 @route("GET", "/v1/keys", "API keys, without the keys themselves", query=("revoked",), verb="keys.list")

@@ -4,7 +4,7 @@ from atoll import errors, model
 from atoll.egress import presets
 from atoll.server import events
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 BLOCKED = "blocked"
 

@@ -7,7 +7,7 @@ import msgspec
 
 import atoll
 from atoll import errors, model
-from atoll.surfaces.rest.routes import PATHS, ROUTES
+from atoll.server.routes import PATHS, ROUTES
 
 _REF = "#/components/schemas/{name}"
 _INTEGERS = ("offset", "limit", "after", "stdout", "stderr", "stdout_from", "stderr_from", "mode")

@@ -4,7 +4,7 @@ from atoll import model
 from atoll.core.files.verbs import clean
 from atoll.server import frames
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 
 @route("POST", "/v1/sandboxes", "Create a sandbox", verb="create", status=201)

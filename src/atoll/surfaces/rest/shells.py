@@ -3,7 +3,7 @@
 from atoll import model
 from atoll.server import frames
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 SHELLS = SANDBOX + "/shells"
 SHELL = SHELLS + "/{sid}"

@@ -5,7 +5,7 @@ import asyncio
 from atoll import model
 from atoll.server import frames
 from atoll.server.request import Exchange, flag
-from atoll.surfaces.rest.routes import SANDBOX, Rest, route
+from atoll.server.routes import SANDBOX, Rest, route
 
 SNAPSHOT = "/v1/snapshots/{name}"
 PIECE = 1 << 20

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from atoll.cli.grammar import UsageError
+from atoll.cli.installed import installed_program
 from atoll.cli.output import say, tell
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound
 
@@ -18,7 +18,7 @@ NAMES = ("agentkernel", "k8e", "k8e-sandbox", "k8e-sandbox-cli", "iii-worker")
 
 def install(arguments: Arguments) -> int:
     """A link on PATH; never over a program that is there."""
-    name, program = _name(arguments), _program()
+    name, program = _name(arguments), installed_program()
     directory = os.path.abspath(arguments.rest[1]) if len(arguments.rest) > 1 else os.path.dirname(program)
     path = os.path.join(directory, name)
     if os.path.lexists(path):
@@ -42,7 +42,7 @@ def install(arguments: Arguments) -> int:
 
 
 def remove(arguments: Arguments) -> int:
-    name, program = _name(arguments), _program()
+    name, program = _name(arguments), installed_program()
     directory = os.path.abspath(arguments.rest[1]) if len(arguments.rest) > 1 else os.path.dirname(program)
     path = os.path.join(directory, name)
     if not os.path.islink(path) or os.path.realpath(path) != os.path.realpath(program):
@@ -57,14 +57,3 @@ def _name(arguments: Arguments) -> str:
     if name not in NAMES:
         raise UsageError(f"atoll has no other name {name!r}", "one of " + ", ".join(NAMES))
     return name
-
-
-def _program() -> str:
-    """The installed program, also when this process was started as a module."""
-    called = os.path.abspath(sys.argv[0])
-    if os.path.basename(called) == "__main__.py":
-        called = os.path.join(os.path.dirname(sys.executable), "atoll")
-    called = os.path.realpath(called)
-    if not os.access(called, os.X_OK):
-        raise InvalidArgument(f"{called} is not an installed program")
-    return called

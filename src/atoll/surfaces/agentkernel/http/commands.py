@@ -3,12 +3,13 @@
 from atoll import errors
 from atoll.model import ExecSpec
 from atoll.server.request import Exchange
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.table import Served, command_spec, gather, known, ok, route
+from atoll.words import agentkernel as words
 
 
 async def _exec_spec(app: Served, exchange: Exchange) -> ExecSpec:
-    request = await app.body(exchange, words.Exec)
+    request = await app.body(exchange, bodies.Exec)
     spec = command_spec(request.command, request.env, request.workdir or request.cwd, request.timeout_ms)
     if request.sudo:
         spec.user = "root"  # of the sandbox, as commands are without it

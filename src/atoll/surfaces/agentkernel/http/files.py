@@ -4,8 +4,9 @@ import base64
 
 from atoll import errors, model
 from atoll.server.request import Exchange
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.table import Served, known, ok, route
+from atoll.words import agentkernel as words
 
 MAX_FILE = 64 * model.MIB
 
@@ -34,7 +35,7 @@ async def read_file(app: Served, exchange: Exchange) -> None:
 
 @route("PUT", "sandboxes/*/files/*")
 async def write_file(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.WriteFile)
+    request = await app.body(exchange, bodies.WriteFile)
     info, path = await known(app, exchange), words.file_path("/".join(exchange.parts[3:]))
     if request.encoding in (None, "utf8", "utf-8"):
         content = request.content.encode("utf-8", "replace")
@@ -58,7 +59,7 @@ async def delete_file(app: Served, exchange: Exchange) -> None:
 
 @route("POST", "sandboxes/*/files")
 async def write_files(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.WriteFiles)
+    request = await app.body(exchange, bodies.WriteFiles)
     info = await known(app, exchange)
     checked = {words.file_path(path): content for path, content in request.files.items()}
     for path, content in checked.items():

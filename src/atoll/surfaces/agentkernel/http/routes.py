@@ -4,7 +4,7 @@ from atoll import errors, model
 from atoll.core.policy.profiles import OPEN, Ceiling
 from atoll.server import frames
 from atoll.server.request import Exchange
-from atoll.surfaces.rest.routes import Rest, route
+from atoll.server.routes import Rest, route
 
 
 @route(

@@ -11,25 +11,26 @@ from typing import Any
 from atoll import errors
 from atoll.model import Chunk, ExecResult, RunOnce
 from atoll.server.request import Exchange
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.table import Served, ok, route
+from atoll.words import agentkernel as words
 
 
 @route("POST", "run")
 async def run(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.Run)
+    request = await app.body(exchange, bodies.Run)
     await app.answer_run(exchange, await exchange.while_connected(app.run(exchange, request)))
 
 
 @route("POST", "run/stream")
 async def run_stream(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.Run)
+    request = await app.body(exchange, bodies.Run)
     once = app.once(request)
     app.settings.ceiling.check(once.sandbox)
     await exchange.while_connected(_events(app, exchange, request, once))
 
 
-async def _events(app: Served, exchange: Exchange, request: words.Run, once: RunOnce) -> None:
+async def _events(app: Served, exchange: Exchange, request: bodies.Run, once: RunOnce) -> None:
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
     await exchange.start(200, headers)
 
@@ -70,11 +71,11 @@ async def _tell_output(tell: Callable[..., Awaitable[None]], chunk: Chunk) -> No
 
 @route("POST", "batch/run")
 async def batch(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.Batch)
+    request = await app.body(exchange, bodies.Batch)
 
     async def one(command: list[str]) -> dict[str, Any]:
         try:
-            result = await app.run(exchange, words.Run(command=command))
+            result = await app.run(exchange, bodies.Run(command=command))
             return {**result, "error": app.failure_of(exchange, result)}
         except errors.AtollError as error:
             return {"output": None, "error": error.message}

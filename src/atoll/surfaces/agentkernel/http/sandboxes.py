@@ -5,8 +5,9 @@ import time
 from atoll import errors, model
 from atoll.model import CreateSandbox, LimitsSpec
 from atoll.server.request import Exchange
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.table import DEFAULT_IMAGE, Served, known, mode, ok, profile, route, sandbox_ref
+from atoll.words import agentkernel as words
 
 CAPABILITIES = (
     "mount_cwd", "mount_home", "attach", "host_volumes", "ssh", "proxy_secret_bindings", "secret_files", "snapshots",
@@ -49,7 +50,7 @@ async def list_sandboxes(app: Served, exchange: Exchange) -> None:
 
 @route("POST", "sandboxes")
 async def create(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.Create)
+    request = await app.body(exchange, bodies.Create)
     request.refuse_unsupported()
     limits = LimitsSpec(cpus=request.vcpus, memory_mb=request.memory_mb)
     spec = CreateSandbox(
@@ -94,21 +95,21 @@ async def remove(app: Served, exchange: Exchange) -> None:
 
 @route("POST", "sandboxes/*/start")
 async def start(app: Served, exchange: Exchange) -> None:
-    await app.body(exchange, words.Nothing)
+    await app.body(exchange, bodies.Nothing)
     info = await known(app, exchange)
     await ok(exchange, words.sandbox(await app.core.sandboxes.start(exchange.who, info.id)))
 
 
 @route("POST", "sandboxes/*/stop")
 async def stop(app: Served, exchange: Exchange) -> None:
-    await app.body(exchange, words.Nothing)
+    await app.body(exchange, bodies.Nothing)
     info = await known(app, exchange)
     await ok(exchange, words.sandbox(await app.core.sandboxes.stop(exchange.who, info.id)))
 
 
 @route("POST", "sandboxes/*/extend")
 async def extend(app: Served, exchange: Exchange) -> None:
-    by = words.duration((await app.body(exchange, words.ExtendTtl)).by)
+    by = words.duration((await app.body(exchange, bodies.ExtendTtl)).by)
     info = await known(app, exchange)
     left = max(0.0, info.expires_at - time.time()) if info.expires_at is not None else 0.0
     made = await app.core.sandboxes.extend(exchange.who, info.id, model.Extend(lifetime_s=left + by))

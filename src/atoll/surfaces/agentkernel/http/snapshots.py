@@ -11,8 +11,9 @@ from atoll import errors, model
 from atoll.core.access.principals import Principal
 from atoll.model import CreateSandbox, SaveSnapshot, SnapshotInfo
 from atoll.server.request import Exchange
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.table import Served, ok, route
+from atoll.words import agentkernel as words
 
 _KEPT = ("runtime", "profile", "mode", "security", "env", "limits", "hosts", "network", "read_only_root", "persistent")
 
@@ -25,7 +26,7 @@ async def list_snapshots(app: Served, exchange: Exchange) -> None:
 
 @route("POST", "snapshots")
 async def take(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.TakeSnapshot)
+    request = await app.body(exchange, bodies.TakeSnapshot)
     name = words.sandbox_name(request.name or f"{request.sandbox}-{time.strftime('%Y%m%d')}")
     try:
         info = await app.core.sandboxes.get(exchange.who, words.sandbox_name(request.sandbox))
@@ -49,7 +50,7 @@ async def delete(app: Served, exchange: Exchange) -> None:
 
 @route("POST", "snapshots/*/restore")
 async def restore(app: Served, exchange: Exchange) -> None:
-    request = await app.body(exchange, words.Restore)
+    request = await app.body(exchange, bodies.Restore)
     found = await _find(app, exchange)
     origin = _origin(app, exchange.who, found)
     name = request.as_name or f"{origin.get('name') or found.name}-restored"

@@ -13,8 +13,9 @@ from atoll.core.policy.profiles import Ceiling
 from atoll.core.sandboxes.provisioning import TEMPORARY
 from atoll.model import Chunk, CreateSandbox, ExecResult, ExecSpec, RunOnce
 from atoll.server.request import LARGE_JSON, Exchange, check_shape
-from atoll.surfaces.agentkernel.http import words
+from atoll.surfaces.agentkernel.http import bodies
 from atoll.surfaces.agentkernel.http.admission import Admission, check_content
+from atoll.words import agentkernel as words
 
 PUBLISHED = re.compile(r"agentkernel-[a-z]+-sdk/")
 MAX_OUTPUT = 16 * model.MIB
@@ -60,7 +61,7 @@ class Served:
 
     # From its words to core's
 
-    def once(self, request: words.Run) -> RunOnce:
+    def once(self, request: bodies.Run) -> RunOnce:
         spec = CreateSandbox(
             name=TEMPORARY + secrets.token_hex(4),
             image=words.image_name(request.image) if request.image else DEFAULT_IMAGE,
@@ -73,7 +74,7 @@ class Served:
         command = command_spec(request.command, request.env, request.cwd, request.timeout_ms)
         return RunOnce(sandbox=spec, command=command, any_host=self.settings.any_host)
 
-    async def run(self, exchange: Exchange, request: words.Run) -> dict[str, Any]:
+    async def run(self, exchange: Exchange, request: bodies.Run) -> dict[str, Any]:
         stream = self.core.once.stream(exchange.who, self.once(request), self.settings.ceiling)
         return await gather(stream)
 

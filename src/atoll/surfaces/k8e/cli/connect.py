@@ -61,7 +61,7 @@ def _connect(arguments: Arguments, kept: str | None) -> int:
     agents: list[str] = []
     code = 0 if arguments.skip_skill else _teach(arguments.agent, agents)
     if not arguments.skip_path:
-        _link_program()
+        _linkinstalled_program()
     write_settings(mode="local" if local else "remote", endpoint=choice.endpoint, agents=agents)
     profile = {"endpoint": choice.endpoint, "cert_dir": choice.cert_dir, "device_name": choice.device}
     path = write_profile("default", {name: value for name, value in profile.items() if value})
@@ -154,15 +154,15 @@ def install_skill(agent: str, taught: list[str] | None = None) -> list[str]:
     return failed
 
 
-def _link_program() -> None:
+def _linkinstalled_program() -> None:
     """`k8e-sandbox-cli` in ~/.local/bin when there is none on PATH; never over something that is there."""
-    from atoll.surfaces.agentkernel.cli.alias import _program
+    from atoll.cli.installed import installed_program
 
     if shutil.which(LINK):
         return
     path = os.path.join(os.path.expanduser("~"), ".local", "bin", LINK)
     try:
-        target = _program()
+        target = installed_program()
         os.makedirs(os.path.dirname(path), exist_ok=True)
         os.symlink(target, path)
     except FileExistsError:

@@ -12,9 +12,9 @@ from atoll.core.commands.history import check_window
 from atoll.errors import InvalidArgument, NotFound, TooLarge
 from atoll.model import ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.words import k8e as words
+from atoll.words import k8e_ids as ids
 
-from .. import words
-from . import ids
 from .text import both_of, clean
 
 WORKSPACE = "/workspace"

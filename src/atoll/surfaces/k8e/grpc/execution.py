@@ -13,9 +13,9 @@ from atoll.core.commands.packages import PIP_SECONDS, pip_install
 from atoll.errors import InvalidArgument
 from atoll.model import Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
-from atoll.surfaces.k8e import words
+from atoll.words import k8e as words
+from atoll.words import k8e_ids as ids
 
-from . import ids
 from .calls import STREAM
 from .sse_frames import Frames
 from .text import Pieces, both, clean

@@ -10,8 +10,8 @@ from atoll.core.access.principals import Principal
 from atoll.errors import InvalidArgument
 from atoll.model import ChangeHosts, SubAgent, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
+from atoll.words import k8e_ids as ids
 
-from . import ids
 from .sessions import check_env
 from .text import clean
 

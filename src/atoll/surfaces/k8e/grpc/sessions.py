@@ -10,8 +10,9 @@ from atoll.core.access.principals import Principal
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone
 from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
-from atoll.surfaces.k8e import words
-from atoll.surfaces.k8e.words import (
+from atoll.words import k8e as words
+from atoll.words import k8e_ids as ids
+from atoll.words.k8e import (
     MAX_ENV,
     MAX_ENV_KEY,
     MAX_ENV_SUM,
@@ -20,7 +21,6 @@ from atoll.surfaces.k8e.words import (
     PHASES,
 )
 
-from . import ids
 from .calls import TENANT
 from .text import clean
 

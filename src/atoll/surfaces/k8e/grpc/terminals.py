@@ -13,9 +13,9 @@ from atoll.core.access.principals import Principal
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound
 from atoll.model import Chunk, ExecResult, ExecSpec, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
-from atoll.surfaces.k8e import words
+from atoll.words import k8e as words
+from atoll.words import k8e_ids as ids
 
-from . import ids
 from .execution import exit_code_of
 from .sessions import check_env
 

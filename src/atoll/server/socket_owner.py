@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from atoll.backends.local.kernel.rootless import standing
+
 End = tuple[str, int]
 
 _SOCK_DIAG = 4  # the netlink family
@@ -24,6 +26,7 @@ _BY_FAMILY, _ERROR = 20, 2  # kinds of message
 _REQUEST = 1
 _ESTABLISHED = 1
 _ANY_COOKIE = 0xFFFFFFFF
+BROKER = b"atoll.egress.broker.process"  # in the command line of one
 
 
 class Owned(NamedTuple):
@@ -31,6 +34,39 @@ class Owned(NamedTuple):
 
     uid: int
     inode: int
+
+
+def loopback_owner(theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
+    """The uid that owns the client's end of a loopback connection; None when it cannot be told.
+
+    Asked once, when the connection is accepted: later the same pair of ports may belong to somebody else. What the egress
+    broker carries for a sandbox is nobody's, also where the broker has to run as the daemon's own user.
+    """
+    if not (_is_loopback(theirs[0]) and _is_loopback(ours[0])):
+        return None
+    found = socket_owner(theirs, ours)
+    if found is None or (standing().rootless and _is_brokers(found.inode)):
+        return None
+    return found.uid
+
+
+def _is_brokers(inode: int) -> bool:
+    """Whether a broker holds this socket. Only those of this daemon's own namespace can be looked into."""
+    for process in Path("/proc").iterdir():
+        with suppress(OSError):
+            if process.name.isdigit() and BROKER in (process / "cmdline").read_bytes():
+                for descriptor in (process / "fd").iterdir():
+                    with suppress(OSError):
+                        if os.readlink(descriptor) == f"socket:[{inode}]":
+                            return True
+    return False
+
+
+def _is_loopback(text: str) -> bool:
+    address = ipaddress.ip_address(text.partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address.is_loopback
 
 
 def socket_owner(theirs: End, ours: End) -> Owned | None:

@@ -12,6 +12,7 @@ from atoll.core.access.terminal_presence import PEER_PID
 from atoll.server import tunnel
 from atoll.server.error_boundary import guarded
 from atoll.server.request import Exchange, Receive, Scope, Send, unquote
+from atoll.server.routes import PATHS, ROUTES, Host, Rest, Route
 from atoll.surfaces.agentkernel.http import routes as agentkernel_routes
 from atoll.surfaces.iii import routes as function_routes
 from atoll.surfaces.mcp import routes as mcp_routes
@@ -29,7 +30,6 @@ from atoll.surfaces.rest import (
     shells,
     workspaces,
 )
-from atoll.surfaces.rest.routes import PATHS, ROUTES, Host, Rest, Route
 
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 

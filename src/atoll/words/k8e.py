@@ -11,9 +11,9 @@ prefix; anything else is a name its owner chose.
 
 from __future__ import annotations
 
-from ...labels import SESSION as SESSION_LABEL
-from ...labels import TENANT as TENANT_LABEL
-from ...labels import tenant_of as tenant_of
+from ..labels import SESSION as SESSION_LABEL
+from ..labels import TENANT as TENANT_LABEL
+from ..labels import tenant_of as tenant_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.errors import InvalidArgument, NotFound
 from atoll.model import SandboxInfo
-from atoll.surfaces.k8e import words
+from atoll.words import k8e as words
 
 
 def session_ref(text: str, field: str = "session_id") -> str:

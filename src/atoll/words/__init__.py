@@ -1,0 +1,1 @@
+"""Vocabularies of foreign contracts that more than one surface speaks."""
