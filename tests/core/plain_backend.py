@@ -214,7 +214,7 @@ class PlainBackend:
         return 0
 
     def warmth(self) -> dict[str, Any]:
-        return {"enabled": False, "ready": 0}
+        return {"enabled": False, "ready": 0, "floor": 0}
 
     async def drain(self) -> None:
         return None

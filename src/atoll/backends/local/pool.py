@@ -71,6 +71,7 @@ class Key:
     read_only_root: bool
     seccomp: str
     no_capabilities: bool
+    env: frozenset[tuple[str, str]]  # the image's and the operator's: its waiting interpreters have it
 
     @staticmethod
     def of(spec: BoxSpec, can: Capabilities) -> "Key | None":
@@ -82,6 +83,7 @@ class Key:
         return Key(
             spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files, seen,
             0 if "pids" in can.resizes else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
+            frozenset(spec.base_env.items()),
         )  # fmt: skip
 
 

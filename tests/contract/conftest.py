@@ -1,0 +1,53 @@
+"""Every backend and runtime there is, behind one fixture."""
+
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "backend"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import backend_lab
+import orphans
+from backend_lab import host_rootfs
+from contract_lab import PLACES, Place, until
+
+from atoll.backends.contract import Rootfs
+
+
+@pytest.fixture(scope="session")
+def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Rootfs:
+    return host_rootfs(tmp_path_factory.mktemp("host-image") / "cache")
+
+
+@pytest.fixture(scope="session")
+def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the answers of the probes are kept, so that each runtime is tried out once."""
+    return tmp_path_factory.mktemp("probes")
+
+
+@pytest.fixture(params=PLACES)
+async def place(request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs, probes: Path) -> AsyncIterator[Place]:
+    """A backend with a home of its own, for each runtime. After the test nothing may be left of it."""
+    wanted = os.environ.get("ATOLL_TEST_RUNTIMES", "").replace(",", " ").split()
+    if wanted and request.param not in wanted:
+        pytest.skip("not asked for")
+    if request.param != "plain" and os.geteuid() != 0:
+        pytest.skip("needs root")
+    if request.param == "gvisor" and shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed")
+    found = Place(tmp_path / "home", request.param, rootfs, probes / f"{request.param}.json")
+    backend_lab.inherited.update(backend_lab.children())
+    with orphans.gathered():
+        await found.open()
+        try:
+            yield found
+        finally:
+            await found.clear()
+        await until(found.nothing_left, "nothing is left")
+        await found.backend.close()

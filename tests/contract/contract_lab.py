@@ -1,0 +1,112 @@
+"""What the contract tests share: a place where sandboxes live, and how a program is run in one."""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backend_lab import NOTHING, PATIENCE, SMALL, census
+from plain_backend import PlainBackend
+from toy_runtime import Toy
+
+from atoll.backends.contract import Backend, Box, BoxSpec, NetworkEvents, Record, Rootfs
+from atoll.backends.local import LocalBackend
+from atoll.backends.local.network import Links, Loopback
+from atoll.backends.local.paths import new_id
+from atoll.backends.local.pool import Settings
+from atoll.guest.process import Process
+from atoll.model import Policy
+
+PLACES = ("container", "gvisor", "toy", "plain")
+ENV = {"PATH": "/usr/bin:/bin"}
+
+
+@dataclass
+class Place:
+    """A backend with a home of its own, and the runtime that is tried on it."""
+
+    home: Path
+    name: str
+    rootfs: Rootfs
+    probes: Path  # the answers of the probes of an earlier test
+    backend: Any = None
+    made: list[Record] = field(default_factory=list)
+
+    @property
+    def local(self) -> bool:
+        return self.name != "plain"
+
+    @property
+    def runtime(self) -> str:
+        return self.name if self.local else "container"
+
+    async def open(self, *, links: bool = False) -> Backend:
+        """A backend on the same home, as the next daemon makes it. With `links` it can enforce a policy."""
+        if self.local:
+            self.home.mkdir(exist_ok=True)
+            if self.probes.exists():
+                shutil.copy(self.probes, self.home / "probes.json")
+            self.backend = LocalBackend(
+                self.home,
+                runtimes=(Toy(),) if self.name == "toy" else None,
+                links=Links(self.home) if links else Loopback(),
+                pool=Settings(1, 1),
+            )
+        else:
+            self.backend = PlainBackend(self.home)
+        await self.backend.start(NetworkEvents())
+        await self.backend.pick(self.runtime)
+        if self.local:
+            shutil.copy(self.home / "probes.json", self.probes)
+        return self.backend  # type: ignore[no-any-return]
+
+    async def connected(self) -> Policy:
+        """Open the backend again so that it can enforce a policy; one with an interface that leads nowhere."""
+        await self.backend.close()
+        backend = await self.open(links=True)
+        if not (status := await backend.network()).works:
+            pytest.skip(f"no network: {status.why}")
+        return Policy(network="hosts")
+
+    def spec(self, **fields: Any) -> BoxSpec:
+        base = BoxSpec(new_id(), self.rootfs, self.runtime, limits=SMALL, boot={"env": ENV}, base_env=ENV)
+        return replace(base, **fields)
+
+    async def create(self, spec: BoxSpec | None = None, **fields: Any) -> Box:
+        box: Box = await self.backend.create(spec or self.spec(**fields))
+        self.made.append(box.record)
+        return box
+
+    async def clear(self) -> None:
+        """Destroy everything. The pool is closed first, because it would fill itself again."""
+        if self.local:
+            await self.backend.pool.close()
+        for record in self.made:
+            await self.backend.destroy(record)
+        await self.backend.sweep(set())
+
+    def nothing_left(self) -> bool:
+        if self.local:
+            return census(self.backend) == NOTHING
+        return not list(self.home.iterdir())
+
+
+async def run(box: Box, *argv: str, name: str = "", **fields: Any) -> tuple[int | None, str]:
+    """Run a program to its end: exit code and output."""
+    async with asyncio.timeout(PATIENCE):
+        ask = {"argv": list(argv), **fields}
+        process = await Process.start(box.client, name or f"t{time.monotonic_ns()}", ask)
+        output = b"".join([data async for _, data in process])
+    assert process.exit is not None
+    return process.exit.code, output.decode(errors="replace")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        await asyncio.sleep(0.02)

@@ -1,0 +1,30 @@
+"""A runtime that only the contract tests know. A new one takes such a file, and a line in the registry to be found by name."""
+
+from typing import Any
+
+from atoll.backends.contract import Capabilities
+from atoll.backends.local.box import LocalBox
+from atoll.backends.local.runtimes.base import Runtime
+from atoll.backends.local.runtimes.container import OutsideAssembly
+
+
+class ToyAssembly(OutsideAssembly):
+    """By runc, which is told to be quiet about it."""
+
+    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+        argv = super().order(stage, descriptors)["argv"]
+        return {"argv": [argv[0], "--log-format", "json", *argv[1:]]}
+
+    def boot(self) -> dict[str, Any]:
+        return {**super().boot(), "deadline_ms": self.spec.boot.get("deadline_ms")}
+
+
+class Toy(Runtime):
+    """Sleeps when nobody uses it, and changes no limit while it runs."""
+
+    name = "toy"
+    engines = ("runc",)
+    fix = "install the package runc"
+    capabilities = Capabilities(freezes_idle=True)
+    assembly = ToyAssembly
+    box = LocalBox
