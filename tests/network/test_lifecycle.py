@@ -3,10 +3,11 @@
 import os
 import signal
 import socket
+import threading
 from pathlib import Path
 
 import pytest
-from network_lab import ALLOWED, OTHER, Box, Lab, client, hosts, until
+from network_lab import ALLOWED, OTHER, Box, Failed, Lab, client, hosts, until
 
 TRY = client + "print(fetch('http://a.example/')[:3], fetch('http://b.example/')[:3])"
 LOOP = (
@@ -65,18 +66,56 @@ def test_a_killed_broker_is_replaced(own_lab: Lab) -> None:
 def test_both_die(own_lab: Lab) -> None:
     """Kill broker and daemon: the next daemon connects the sandbox anew, or ends it; it never runs without its policy."""
     box = own_lab.create(hosts=["a.example"])
-    pid = broker(own_lab)
-    own_lab.kill()
-    os.kill(pid, signal.SIGKILL)
-    until(
-        lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "it died"
-    )
+    kill_both(own_lab)
     own_lab.start()
     state = box.info()["state"]
     assert state in ("running", "ended")
     if state == "running":
         until(lambda: reach(box) == "got no", "its list is in force again")
     assert own_lab.dialled(OTHER) == 0
+
+
+def kill_both(lab: Lab) -> None:
+    pid = broker(lab)
+    lab.kill()
+    os.kill(pid, signal.SIGKILL)
+    until(
+        lambda: not Path(f"/proc/{pid}").exists() or Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z", "it died"
+    )
+
+
+def break_egress(lab: Lab) -> Path:
+    """Make the next start of egress fail: a file is where its directory should be."""
+    place = Path(lab.home) / "egress"
+    place.rename(Path(lab.home) / "egress-before")
+    place.write_text("in the way")
+    return place
+
+
+def test_distro_7_a_failed_start_of_the_broker_is_tried_again(own_lab: Lab) -> None:
+    """Give new sandboxes a network as soon as the cause is gone; say the cause until then."""
+    kill_both(own_lab)
+    place = break_egress(own_lab)
+    own_lab.start()
+    assert not own_lab.get("/v1/egress")["works"]
+    with pytest.raises(Failed):
+        own_lab.create(hosts=["a.example"])
+    place.unlink()
+    until(lambda: own_lab.get("/v1/egress")["works"], "the broker is started again")
+    assert reach(own_lab.create(hosts=["a.example"])) == "got no"
+
+
+def test_distro_7_sandboxes_wait_for_a_broker_that_starts_late(own_lab: Lab) -> None:
+    """Connect the sandboxes of an earlier daemon again although the first start of the broker fails."""
+    box = own_lab.create(hosts=["a.example"])
+    kill_both(own_lab)
+    place = break_egress(own_lab)
+    mend = threading.Timer(2, place.unlink)
+    mend.start()
+    own_lab.start()
+    mend.join()
+    assert box.info()["state"] == "running"
+    until(lambda: reach(box) == "got no", "its list is in force again")
 
 
 @pytest.mark.parametrize("persistent", [False, True])

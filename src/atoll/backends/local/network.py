@@ -1,12 +1,13 @@
 """The networks of this machine's sandboxes: a link to the egress router for each, with its policy in force before any code runs.
 
-Starting the broker takes a moment, so it starts beside everything else and is waited for when it is needed. `Loopback` gives no way
-out at all.
+Starting the broker takes a moment, so it starts beside everything else and is waited for when it is needed. A start that has failed, as it
+may on a machine that is slow for a while, is tried again by the next one who needs it. `Loopback` gives no way out at all.
 """
 
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from atoll.model import Policy
 log = logging.getLogger("atoll.network")
 
 BROKER_UID = 0x0FFF_A701  # nobody's: above real users, below the ranges of sandboxes
+START_AGAIN = 5.0  # seconds after a failed start before another one
+READOPT_TRIES = 3  # a sandbox that is not connected again now never is
 DETACH_TIMEOUT = 20.0  # seconds for egress to let a link go; a broker that hangs must not keep a sandbox from ending
 
 
@@ -75,12 +78,16 @@ class Links(Loopback):
         self._servers = tuple(servers)
         self._limits = limits or Limits.of({})
         self._starting: asyncio.Task[Egress] | None = None
+        self._failed_at = 0.0
         self._events = NetworkEvents()
 
     async def start(self, events: NetworkEvents) -> None:
         self._events = events
-        uid = None if standing().rootless else BROKER_UID
-        self._starting = asyncio.create_task(
+        self._starting = self._start_egress()
+
+    def _start_egress(self) -> asyncio.Task[Egress]:
+        events, uid = self._events, None if standing().rootless else BROKER_UID
+        task = asyncio.create_task(
             Egress.start(
                 self._directory,
                 uid,
@@ -90,7 +97,13 @@ class Links(Loopback):
                 limits=self._limits,
             )
         )
-        self._starting.add_done_callback(_report)
+        task.add_done_callback(self._on_started)
+        return task
+
+    def _on_started(self, task: asyncio.Task[Egress]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed_at = time.monotonic()
+            log.error("there is no egress: %s", error)
 
     async def status(self) -> NetworkStatus:
         try:
@@ -116,10 +129,11 @@ class Links(Loopback):
 
     async def detach(self, sandbox: str) -> None:
         """Take a sandbox off the network and tell its last count. Idempotent."""
+        assert self._starting is not None, "started before use"
         try:
             async with asyncio.timeout(DETACH_TIMEOUT):
                 with suppress(errors.AtollError, OSError):  # egress that never started has nothing to let go of
-                    counters = await (await self._egress()).detach(sandbox)
+                    counters = await (await asyncio.shield(self._starting)).detach(sandbox)
                     self._events.on_left(sandbox)
                     if counters.get("hosts") or counters.get("refused"):
                         self._events.on_traffic(sandbox, _traffic(counters))
@@ -141,13 +155,21 @@ class Links(Loopback):
                 opened.append(netns)
             kept.append(Kept(one.sandbox, Link.from_dict(dict(one.link)), allowed, netns))
         try:
-            return lost - set(await (await self._egress()).readopt(kept))
-        except (errors.AtollError, OSError) as error:
-            log.error("no sandbox has its network back: %s", error)
-            return lost
+            return lost - await self._readopt(kept)
         finally:
             for netns in opened:
                 os.close(netns)
+
+    async def _readopt(self, kept: list[Kept]) -> set[str]:
+        """The sandboxes that are connected again."""
+        for left in reversed(range(READOPT_TRIES if kept else 1)):
+            try:
+                return set(await (await self._egress()).readopt(kept))
+            except (errors.AtollError, OSError) as error:
+                log.error("no sandbox has its network back: %s", error)
+            if left:
+                await asyncio.sleep(START_AGAIN)
+        return set()
 
     def link(self, sandbox: str) -> dict[str, Any] | None:
         """What the record of a sandbox keeps, so that `readopt` finds its link."""
@@ -167,10 +189,14 @@ class Links(Loopback):
         if self._starting is None:
             return
         with suppress(errors.AtollError, OSError):
-            await (await self._egress()).close(keep_broker=keep)
+            await (await asyncio.shield(self._starting)).close(keep_broker=keep)
 
     async def _egress(self) -> Egress:
+        """The running egress, started again if its last start has failed."""
         assert self._starting is not None, "started before use"
+        over = self._starting.done() and self._running is None
+        if over and time.monotonic() - self._failed_at >= START_AGAIN:
+            self._starting = self._start_egress()
         return await asyncio.shield(self._starting)
 
     @property
@@ -208,8 +234,3 @@ def _netns(pid: int) -> int | None:
 
 def _traffic(counters: Mapping[str, Any]) -> Traffic:
     return Traffic(counters.get("hosts", {}), counters.get("refused", 0), counters.get("open", 0))
-
-
-def _report(task: "asyncio.Task[Egress]") -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("there is no egress: %s", error)
