@@ -1,20 +1,25 @@
 """What only gVisor does: its processes are nobody on the host, its agent dials, and strangers who knock are not let in."""
 
 import asyncio
+import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces, until
 
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.runtimes import probe
 from atoll.backends.local.runtimes.base import Engine
-from atoll.backends.local.runtimes.gvisor import Gvisor
+from atoll.backends.local.runtimes.gvisor import Gvisor, built_with
 from atoll.backends.local.runtimes.gvisor_channel import KNOCKS, SOCKET, Door
+from atoll.errors import Unsupported
 from atoll.guest import wire
 
 pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
@@ -218,3 +223,67 @@ async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> N
         assert not [process for process in left if "sleep" in process["comm"]]
     finally:
         await sandbox.destroy()
+
+
+# A build of gVisor whose kernel ends a moment after it has started a sandbox, as one did that a newer Go had compiled.
+CRASHING = """#!/bin/sh
+case " $* " in *" run "*) ;; *) exec {runsc} "$@" ;; esac
+{runsc} "$@" || exit $?
+[ -e {sign} ] || exit 0
+for word in "$@"; do case $word in --pid-file=*) kernel=$(cat "${{word#*=}}") ;; esac; done
+(sleep 0.2; kill -KILL "$kernel") > /dev/null 2>&1 < /dev/null &
+"""
+
+
+@pytest.fixture
+def crashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The runsc that is found; it crashes while the file this returns is there."""
+    with tempfile.TemporaryDirectory(prefix="atoll-runsc-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        sign, program = Path(directory) / "crash", Path(directory) / "runsc"
+        program.write_text(CRASHING.format(runsc=shutil.which("runsc"), sign=sign))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+        monkeypatch.setattr(probe, "ROUNDS", 50)  # 5 s: it crashes well before that, however busy the machine is
+        yield sign
+
+
+def remembered(backend: LocalBackend) -> dict[str, bool]:
+    return {name: entry["works"] for name, entry in json.loads(backend.paths.probes.read_text()).items()}
+
+
+async def test_distro_2_a_build_that_crashes_is_not_picked(crashing: Path, backend: LocalBackend) -> None:
+    """`auto` is what works, and `gvisor` by name is refused with the reason."""
+    crashing.touch()
+    assert await backend.pick("auto") == "container"
+    with pytest.raises(Unsupported, match="crashed while programs waited"):
+        await backend.pick("gvisor")
+    assert not any(works for name, works in remembered(backend).items() if name.startswith("runsc"))
+
+
+def test_distro_2_the_fix_names_the_compiler() -> None:
+    """The same version of gVisor works or crashes with the Go that built it."""
+    assert "go1." in Gvisor().fix_of("runsc-systrap") and built_with("/bin/sh") == ""
+
+
+async def test_distro_2_a_crash_makes_the_probe_run_again(
+    crashing: Path, make, backend: LocalBackend, monkeypatch
+) -> None:
+    """What was found good and crashes in use is found bad before the next sandbox is made, and not kept as good."""
+    monkeypatch.setattr(probe, "ROUNDS", 1)
+    assert await backend.pick("auto") == "gvisor" and any(remembered(backend).values())
+    monkeypatch.setattr(probe, "ROUNDS", 50)
+    crashing.touch()
+    sandbox = await make()
+    ended = await asyncio.wait_for(sandbox.box.wait(), PATIENCE)
+    assert "signal 9" in ended.detail
+    assert await backend.pick("auto") == "container"
+    assert not any(works for name, works in remembered(backend).items() if name.startswith("runsc"))
+
+
+async def test_distro_2_a_sandbox_cannot_talk_its_engine_down(make, backend: LocalBackend) -> None:
+    """A sandbox that is killed makes the probe run again, which finds that all is well."""
+    sandbox = await make()
+    os.kill(sandbox.box.pid, signal.SIGKILL)
+    await asyncio.wait_for(sandbox.box.wait(), PATIENCE)
+    assert await backend.pick("auto") == "gvisor"

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -48,6 +49,7 @@ log = logging.getLogger("atoll.backend")
 ID_LOCKS = Path("/run/atoll/ids")
 LOOP_TIMEOUT = 30.0
 AGENT_TIMEOUT = 30.0
+NEW = 300.0  # seconds in which a crash says something about the engine
 
 
 class LocalBackend:
@@ -122,7 +124,8 @@ class LocalBackend:
         if spare is not None:
             return await self._claim(spare, spec)
         with self.pool.stand_back():
-            return await self._create(spec, await self._engine(spec.runtime))
+            engine = await self._engine(spec.runtime)
+            return self._doubt_if_it_crashes(await self._create(spec, engine), engine)
 
     async def _claim(self, spare: LocalBox, spec: BoxSpec) -> LocalBox:
         """Make a spare what was asked for; if that fails, nothing is left of it."""
@@ -135,7 +138,8 @@ class LocalBackend:
         return spare
 
     async def _make_spare(self, spec: BoxSpec) -> LocalBox:
-        return await self._create_spare(spec, await self._engine(spec.runtime))
+        engine = await self._engine(spec.runtime)
+        return self._doubt_if_it_crashes(await self._create_spare(spec, engine), engine)
 
     async def _create_spare(self, spec: BoxSpec, engine: Engine) -> LocalBox:
         return await self._create(spec, engine, spare=True)
@@ -151,12 +155,23 @@ class LocalBackend:
                 box.links, box.policy = self.links, spec.policy
                 self._boxes[spec.id] = box
                 async with _answering():
-                    await box.client.connection()
+                    await box.unless_it_ends(box.client.connection())
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
                 await _to_the_end(self._clean_up({"id": spec.id}, keep_disk=spec.disk is not None))
                 raise
             return box
+
+    def _doubt_if_it_crashes(self, box: LocalBox, engine: Engine) -> LocalBox:
+        """An engine whose new sandbox crashes is tried again before it is used for another one."""
+        made = time.monotonic()
+
+        def crashed() -> None:
+            if time.monotonic() - made < NEW:
+                self.probes.doubt(engine)
+
+        box.when_it_crashes(crashed)
+        return box
 
     async def _clean_up(self, record: Record, *, keep_disk: bool) -> None:
         """After a failed create, whose own error is the one to tell. What stays is swept by the next daemon."""

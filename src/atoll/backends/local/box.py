@@ -3,9 +3,10 @@
 import asyncio
 import os
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Traffic, Usage
 from atoll.backends.local.kernel.cgroups import Group
@@ -17,6 +18,7 @@ from atoll.guest import GuestClient
 from atoll.model import Policy
 
 KILL_TIMEOUT = 30.0
+T = TypeVar("T")
 SOCKET = "agent.sock"  # in the run directory; the agent listens on it
 
 
@@ -70,6 +72,32 @@ class LocalBox:
 
     async def wait(self) -> Ended:
         return await asyncio.shield(self._ended)
+
+    async def unless_it_ends(self, work: Awaitable[T]) -> T:
+        """What comes of the work; SandboxGone as soon as the sandbox ends."""
+        task = asyncio.ensure_future(work)
+        either: set[asyncio.Future[Any]] = {task, self._ended}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        ended = self._ended.result()
+        raise SandboxGone(
+            f"the sandbox ended as soon as it had started: {ended.detail}",
+            details={"sandbox_id": self.id, "reason": ended.kind, "detail": ended.detail},
+        )
+
+    def when_it_crashes(self, tell: Callable[[], None]) -> None:
+        """Call `tell` when the sandbox ends by itself, and not for lack of memory."""
+
+        def ended(future: asyncio.Future[Ended]) -> None:
+            if not self._killed and future.result().kind in ("exit", "killed"):
+                tell()
+
+        self._ended.add_done_callback(ended)
 
     async def kill(self) -> None:
         """Its mounts are held until `unmount`: its last process would else stay until all of them are undone."""

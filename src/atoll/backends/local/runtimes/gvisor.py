@@ -7,6 +7,7 @@ group is a backstop; when memory runs out the host would end gVisor's kernel, so
 
 import asyncio
 import math
+import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -212,3 +213,24 @@ class Gvisor(Runtime):
     @classmethod
     def program(cls, engine: str) -> str:
         return engine.partition("-")[0]
+
+    def fix_of(self, engine: str) -> str:
+        """Names the compiler: the same version of gVisor works or crashes with the Go it was built with."""
+        program = self.find(engine)
+        compiler = built_with(program) if program else ""
+        return f"{self.fix}, in another build than this one, made by {compiler}" if compiler else self.fix
+
+
+def built_with(program: str) -> str:
+    """The version of Go that a program was compiled with; empty when it does not say so."""
+    magic, header = b"\xff Go buildinf:", 32
+    with (
+        suppress(OSError, ValueError),
+        open(program, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        at = data.find(magic)
+        if at >= 0:
+            length = data[at + header]  # of a text that follows: go1.24.4
+            return data[at + header + 1 : at + header + 1 + length].decode("ascii")
+    return ""

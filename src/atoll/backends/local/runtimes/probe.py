@@ -1,12 +1,15 @@
-"""Does a runtime work here? A program on PATH proves nothing: a sandbox is started and a command run in it, once.
+"""Does a runtime work here? A program on PATH proves nothing: a sandbox is started, and programs run and wait in it.
 
-The answer is remembered in probes.json until the engine, our own programs or the kernel change.
+The answer is remembered in probes.json until the engine, our own programs or the kernel change, or a new sandbox crashes. What
+sandboxes do cannot change the answer: a crash makes the probe run again, and the probe runs nothing but our own agent.
 """
 
 import asyncio
 import json
 import logging
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,13 +22,18 @@ from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import Paths, new_id
 from atoll.backends.local.runtimes import version_floor as floor
 from atoll.backends.local.runtimes.base import Engine, Runtime
-from atoll.errors import AtollError
+from atoll.errors import AtollError, SandboxGone
 from atoll.guest import ConnectionLost
 from atoll.guest.process import Process
 
 log = logging.getLogger("atoll.backend")
 
 TIMEOUT = 30.0
+LATE_AGAIN = (
+    60.0  # seconds after which an engine that gave no answer in time is tried again: the machine may have been busy
+)
+ROUNDS, AT_ONCE = 3, 4  # of programs that wait: some builds of gVisor crash at one wait in four
+MOST_DOUBTS = 5  # a daemon's; what crashes on purpose must not keep it probing
 
 Create = Callable[[BoxSpec, Engine], Awaitable[LocalBox]]
 Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
@@ -53,6 +61,8 @@ class Probes:
         self._destroy = destroy
         self._locks = {runtime: asyncio.Lock() for runtime in runtimes}
         self._found: dict[str, RuntimeStatus] = {}
+        self._late: dict[str, float] = {}  # probes that got no answer in time, and when
+        self._doubts = 0
 
     async def status(self, runtime: str) -> RuntimeStatus:
         """The first engine that works, or why none does."""
@@ -90,25 +100,39 @@ class Probes:
         program = runtime.find(name)
         if program is None:
             return RuntimeStatus(runtime.name, False, "not installed", runtime.fix, engine=name)
-        probe = name if self._owner(name) is runtime else f"{runtime.name}/{name}"
+        probe = self._name(runtime, name)
+        if time.monotonic() - self._late.get(probe, math.inf) > LATE_AGAIN:
+            del self._found[probe], self._late[probe]
         if probe not in self._found:
             key = _key(program)
             kept = self._remembered(runtime, name, probe, key)
             self._found[probe] = kept or await self._try(Engine(runtime, name, program), probe, key)
         return self._found[probe]
 
-    def _owner(self, engine: str) -> Runtime:
-        """The first runtime with this engine: its answer is kept under the engine's name alone."""
-        return next(runtime for runtime in self._runtimes.values() if engine in runtime.engines)
+    def doubt(self, engine: Engine) -> None:
+        """Forget that an engine works: a sandbox it has just started has crashed."""
+        self._doubts += 1
+        if self._doubts > MOST_DOUBTS:
+            return
+        log.warning("a new sandbox of %s has crashed: what is known of it is found out again", engine.name)
+        probe = self._name(engine.runtime, engine.name)
+        self._found.pop(probe, None)
+        self._write({name: entry for name, entry in self._read().items() if name != probe})
+
+    def _name(self, runtime: Runtime, engine: str) -> str:
+        """The key of an answer: that of the first runtime with this engine is kept under the engine's name alone."""
+        owner = next(one for one in self._runtimes.values() if engine in one.engines)
+        return engine if owner is runtime else f"{runtime.name}/{engine}"
 
     async def _try(self, engine: Engine, probe: str, key: str) -> RuntimeStatus:
         version, runtime = await engine.runtime.version(engine), engine.runtime.name
         fix = engine.runtime.fix_of(engine.name)
         try:
             async with asyncio.timeout(TIMEOUT):
-                await self._run_once(engine)
+                await self._run(engine)
             status = RuntimeStatus(runtime, True, version=version, engine=engine.name)
         except TimeoutError:
+            self._late[probe] = time.monotonic()
             why = f"no answer within {TIMEOUT:.0f} s"
             status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
         except (AtollError, OSError, ConnectionLost) as error:
@@ -116,16 +140,17 @@ class Probes:
         self._remember(probe, key, status)
         return status
 
-    async def _run_once(self, engine: Engine) -> None:
-        """An empty image is enough: the agent needs nothing, and runs itself as the command."""
+    async def _run(self, engine: Engine) -> None:
+        """An empty image is enough: the agent needs nothing, and runs itself as the program that waits."""
         rootfs = self._paths.home / "images" / "empty"
         rootfs.mkdir(parents=True, exist_ok=True)
         limits = Limits(memory_mb=64, pids=32, disk_mb=16)
         box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
         try:
-            process = await Process.start(box.client, "probe", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})
-            async for _ in process:
-                pass
+            for turn in range(ROUNDS):
+                await box.unless_it_ends(asyncio.gather(*(_nap(box, f"{turn}-{one}") for one in range(AT_ONCE))))
+        except SandboxGone as gone:
+            raise AtollError(f"a sandbox crashed while programs waited in it: {gone.details.get('detail')}") from None
         finally:
             await asyncio.shield(self._destroy(box.record))
 
@@ -137,8 +162,11 @@ class Probes:
 
     def _remember(self, name: str, key: str, status: RuntimeStatus) -> None:
         entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
+        self._write({**self._read(), name: entry})
+
+    def _write(self, entries: dict[str, Any]) -> None:
         half = self._paths.probes.with_suffix(f".{os.getpid()}")
-        half.write_text(json.dumps({**self._read(), name: entry}, indent=1))
+        half.write_text(json.dumps(entries, indent=1))
         half.rename(self._paths.probes)
 
     def _read(self) -> dict[str, Any]:
@@ -147,6 +175,12 @@ class Probes:
             if isinstance(value, dict):
                 return value
         return {}
+
+
+async def _nap(box: LocalBox, name: str) -> None:
+    process = await Process.start(box.client, f"probe-{name}", {"argv": ["/.atoll/guest", "nap"], "cwd": "/"})
+    async for _ in process:
+        pass
 
 
 def _with_reason(status: RuntimeStatus, refused: list[RuntimeStatus]) -> RuntimeStatus:
