@@ -16,6 +16,8 @@ pub struct Entry {
     pub state: u8,
     pub comm: Vec<u8>,
     pub rss_pages: u64,
+    /// SIGKILL was sent to it; it runs no instruction of its own any more.
+    pub is_killed: bool,
 }
 
 impl Entry {
@@ -55,6 +57,7 @@ fn parse_stat(raw: &[u8]) -> Option<Entry> {
         state: *fields.first()?.as_bytes().first()?,
         comm,
         rss_pages: number(21).unwrap_or(0).max(0) as u64,
+        is_killed: number(28).unwrap_or(0) & (1 << (libc::SIGKILL - 1)) != 0,
     })
 }
 
@@ -131,9 +134,26 @@ mod tests {
     }
 
     #[test]
+    fn a_process_that_was_sent_sigkill_shows_it() {
+        let front = b"12 (x) S 5 12 9 0 -1 4194560 1 1 1 1 1 1 1 1 20 0 1 0 100 1000 7 99 1 1 1 1 1 ".to_vec();
+        let killed =
+            |pending: &str| parse_stat(&[&front, pending.as_bytes(), b" 0 4096 0"].concat()).unwrap().is_killed;
+        assert!(killed("256") && killed("258"));
+        assert!(!killed("0") && !killed("512"));
+    }
+
+    #[test]
     fn cycles_and_sessions_are_walked_once() {
-        let entry =
-            |pid, ppid, session| Entry { pid, ppid, group: pid, session, state: b'S', comm: vec![], rss_pages: 0 };
+        let entry = |pid, ppid, session| Entry {
+            pid,
+            ppid,
+            group: pid,
+            session,
+            state: b'S',
+            comm: vec![],
+            rss_pages: 0,
+            is_killed: false,
+        };
         let table = [entry(2, 1, 2), entry(3, 2, 3), entry(4, 5, 9), entry(5, 4, 9), entry(6, 1, 3)];
         let pids = |found: Vec<&Entry>| {
             let mut p: Vec<i32> = found.iter().map(|e| e.pid).collect();

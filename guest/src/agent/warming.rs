@@ -233,7 +233,8 @@ impl Agent {
     /// What a spare says of itself comes from an interpreter of the sandbox, which may have been made to lie: a shim that is no
     /// child of ours would never be reaped, and its run never be over. One that was stopped would not begin, and is ended.
     pub(super) fn is_sound(&self, shim: i32, main: i32) -> bool {
-        let child = |pid: i32, parent: i32| proctree::look(pid).filter(|e| e.ppid == parent && !e.is_dead());
+        let child =
+            |pid: i32, parent: i32| proctree::look(pid).filter(|e| e.ppid == parent && !e.is_dead() && !e.is_killed);
         if shim <= 1 || self.shim_pids().contains(&shim) {
             return false;
         }

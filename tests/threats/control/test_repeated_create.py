@@ -8,7 +8,7 @@ import time
 
 import pytest
 from control_principals import key
-from sandbox_lab import SMALL, Lab
+from sandbox_lab import SMALL, Lab, until
 
 import atoll
 from atoll import errors
@@ -72,6 +72,7 @@ def test_killing_the_daemon_around_creates_leaves_no_orphan() -> None:
         for _ in range(int(os.environ.get("ATOLL_KILLS", "4"))):
             time.sleep(chance.uniform(0.1, 0.8))
             os.kill(lab.start(), 9)
+        until(lambda: made, "a create that nobody disturbs gives a sandbox")
         over.set()
         for worker in workers:
             worker.join()

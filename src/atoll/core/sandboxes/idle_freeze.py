@@ -14,13 +14,13 @@ from contextlib import suppress
 
 from atoll import errors
 from atoll.backends.contract import Box
-from atoll.core.sandboxes.state import Live
+from atoll.core.sandboxes.state import FIRST_LOOK_PAUSE, Live
 
 log = logging.getLogger("atoll.doze")
 
 LOOK = 10.0  # how often sandboxes are looked at
 LEAVE = 5.0  # so long a daemon that stops waits for an agent's answer
-ASK_AGAIN = 60.0  # a program that ran then may have ended by now
+MOST_PAUSE = 60.0  # between two looks at a sandbox whose programs go on by themselves
 
 
 async def rouse(box: Box) -> None:
@@ -79,15 +79,17 @@ class Doze:
 
     def _is_due(self, live: Live) -> bool:
         now = time.time()
-        quiet = now - live.last_active >= self._after and now - live.seen_awake >= ASK_AGAIN
+        quiet = now - live.last_active >= self._after and now >= live.look_again
         return quiet and self._can_sleep(live)
 
     async def _lay_down(self, live: Live) -> None:
         asked = live.client.opened
         usage = await live.client.request("usage")
         if usage.get("procs") != 0:
-            live.seen_awake = time.time()
+            live.look_again = time.time() + live.look_pause
+            live.look_pause = min(2 * live.look_pause, MOST_PAUSE)
             return
+        live.look_pause = FIRST_LOOK_PAUSE
         if live.client.opened != asked + 1 or live.busy or live.state != "running":
             return  # somebody came meanwhile
         lock = asyncio.Lock()

@@ -23,6 +23,8 @@ REMEMBERED_BYTES = 8 * 1024 * 1024
 REMEMBERED_REFUSALS = 256
 UNCOUNTED = ("pty", "opens", "shell")  # in the record of a command: a terminal, a session, a command of a session
 
+FIRST_LOOK_PAUSE = 1.0
+
 
 class Live:
     """One living sandbox. Changes of its state hold `changing`; reading and running do not."""
@@ -44,7 +46,8 @@ class Live:
         self.commands: dict[str, Running] = {}
         self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
         self._finished_bytes = 0
-        self.seen_awake = 0.0  # when a program was last found running while nobody used it
+        self.look_again = 0.0  # not before then is it asked again whether a program runs in it while nobody uses it
+        self.look_pause = FIRST_LOOK_PAUSE  # doubles each time one was found running
         self.operations = 0  # file transfers, forwards and requests under way
         self.ending: tuple[str, str, str] | None = None  # kind, detail, by: set before it is made to end
         self.watcher: asyncio.Task[None] | None = None
