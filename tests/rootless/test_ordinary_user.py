@@ -193,3 +193,56 @@ def test_limits_are_held_where_they_were_delegated(user: User, group: str, runti
     done = user.atoll("sandbox", "run", "x = bytearray(1 << 30)", "--lang", "python", "--session-id", session)
     assert done.returncode != 0
     assert user.atoll("daemon", "stop", "--force").returncode == 0
+
+
+def held(user: User, session: str) -> set[str]:
+    limits = user.json("sandbox", "get", session)["limits"]
+    return {name for name, limit in limits.items() if limit["enforced"]}
+
+
+def test_distro_4_a_daemon_with_limits_is_not_replaced_by_one_without(user: User, group: str) -> None:
+    """After it dies, a command from a session without groups is refused with what to do; one from the groups goes on."""
+    user.atoll("daemon", "stop", "--force")
+    until(lambda: not user.processes(), "the daemon without groups is gone")
+    session = user.json("sandbox", "create", "--runtime", "container", "--memory", "128", group=group)["session_id"]
+    os.kill(int((user.home / "a" / "daemon.lock").read_text()), signal.SIGKILL)
+    refused = user.atoll("sandbox", "run", "true", "--session-id", session)
+    said = refused.stdout + refused.stderr
+    assert refused.returncode == 2 and "held limits for cpu, memory, pids" in said and "Delegate=yes" in said, said
+    user.json("sandbox", "run", "true", "--session-id", session, group=group)
+    assert held(user, session) >= {"memory_mb", "pids", "cpus"}
+    assert user.atoll("daemon", "stop", "--force").returncode == 0
+    plain = user.json("sandbox", "create", "--runtime", "container")["session_id"]  # it was stopped on purpose
+    assert "memory_mb" not in held(user, plain)
+
+
+# What the user's service manager does for `systemd-run --scope`: the caller's own process is moved into a group of the user's.
+SYSTEMD_RUN = """#!/bin/sh
+for place in /sys/fs/cgroup/*/{group}; do echo $$ > "$place/cgroup.procs"; done 2> /dev/null
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+"""
+
+
+def test_distro_4_the_daemon_starts_in_a_scope_by_itself(user: User, group: str) -> None:
+    """From a session without groups, where the service manager answers; then doctor has nothing to say against it."""
+    user.atoll("daemon", "stop", "--force")
+    until(lambda: not user.processes(), "the daemon without groups is gone")
+    programs, answers = user.home / "bin", user.home / "run" / "systemd"
+    for directory in (programs, answers):
+        directory.mkdir(parents=True, exist_ok=True)
+    (answers / "private").touch()
+    (programs / "systemd-run").write_text(SYSTEMD_RUN.format(group=group))
+    (programs / "systemd-run").chmod(0o755)
+    before = dict(user.env)
+    user.env |= {"PATH": f"{programs}:{before['PATH']}", "XDG_RUNTIME_DIR": str(user.home / "run")}
+    try:
+        session = user.json("sandbox", "create", "--runtime", "container", "--memory", "128")["session_id"]
+        assert held(user, session) >= {"memory_mb", "pids", "cpus"}
+        checks = json.loads(user.atoll("doctor", "--json").stdout)["checks"]
+        assert [check["ok"] for check in checks if check["name"] == "delegation"] == [True]
+        assert user.atoll("daemon", "stop", "--force").returncode == 0
+    finally:
+        user.env.clear()
+        user.env.update(before)

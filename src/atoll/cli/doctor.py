@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def doctor(arguments: Arguments) -> int:
-    checks = [*machine_checks(Machine()), *_through_daemon(arguments)]
+    told = _through_daemon(arguments)  # first: a daemon that starts may find more than this session has
+    checks = [*machine_checks(Machine()), *told]
     problems = _count(checks)
     if arguments.json:
         print_json({"ok": not problems, "problems": problems, "fixed": 0, "checks": checks})
@@ -35,7 +36,8 @@ def sandbox_doctor(arguments: Arguments) -> int:
 
     checks, local = connection_checks(arguments)
     if local:
-        checks += [*machine_checks(Machine()), *_through_daemon(arguments)]
+        told = _through_daemon(arguments)
+        checks += [*machine_checks(Machine()), *told]
     fixed = repair(checks, really=arguments.fix)
     problems = _count(checks)
     if for_people(arguments):

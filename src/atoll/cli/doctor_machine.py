@@ -18,7 +18,6 @@ LOW_DISK = 2 * 1024**3
 OLDEST_KERNEL = (5, 12)  # idmapped mounts
 INSTALL = "apt-get install -y"
 CONTROLLERS = ("cpu", "memory", "pids")
-_DELEGATE = "systemd-run --user --scope -p Delegate=yes atoll daemon start"
 _DELEGATE_MORE = (
     "sudo mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' | "
     "sudo tee /etc/systemd/system/user@.service.d/delegate.conf && sudo systemctl daemon-reload, then log in anew"
@@ -97,11 +96,15 @@ def cgroups(machine: Machine) -> dict[str, Any]:
 
 
 def delegation(machine: Machine) -> dict[str, Any]:
-    """Which limits an ordinary user's sandboxes will have. From the group we are in: the daemon is started from here."""
+    """Which limits an ordinary user's sandboxes have: by the daemon that runs, else by the group we are in, from which one is started."""
     from pathlib import Path
 
     from ..backends.local.kernel.cgroups import Hierarchies
+    from ..backends.local.kernel.delegation import START, remembered
+    from ..client.spawn import home_directory
 
+    if machine.root == "/" and set(remembered(Path(home_directory()))) == set(CONTROLLERS):
+        return check("delegation", True, f"the daemon has control groups for {', '.join(CONTROLLERS)}", optional=True)
     mounts = Hierarchies.detect(machine.path("/proc/self/mountinfo"), Path(machine.root))
     given = mounts.delegated(machine.path("/proc/self/cgroup"))
     held = [name for name in CONTROLLERS if given.holder(name)]
@@ -112,7 +115,7 @@ def delegation(machine: Machine) -> dict[str, Any]:
     if not machine.exists("/sys/fs/cgroup/cgroup.controllers"):
         fix = "boot with systemd.unified_cgroup_hierarchy=1, or run the daemon as root: v1 is not delegated to users"
     else:
-        fix = _DELEGATE_MORE if held else _DELEGATE
+        fix = _DELEGATE_MORE if held else START
     return check("delegation", False, detail, fix, optional=True)
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from atoll import config, errors
 from atoll.backends.contract import Backend
-from atoll.backends.local.kernel import rootless
+from atoll.backends.local.kernel import delegation, rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images
 from atoll.server.app import RestApp
@@ -91,6 +91,7 @@ class Daemon:
             sandboxes.unwritten.settle()
             if late := sandboxes.unwritten.ids():
                 log.error("the ends of these sandboxes could not be recorded: %s", ", ".join(late))
+        delegation.forget(self.home)
         asyncio.get_running_loop().call_later(0.05, self._stopping.set)
         return {"stopping": True, "sandboxes": len(self._living()), "unrecorded": late}
 
@@ -256,6 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     grpc = None if given.grpc is None else [address for address in given.grpc if address != "default"]
     os.umask(0o077)
     try:
+        delegation.ensure(home)
         rootless.enter(home / "run")
         prepare_home(home)
         lock = take_lock(home)
