@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel.ids import FIRST
+from atoll.backends.local.layers import Layers, Rootfs
 from atoll.backends.local.paths import new_id
 from atoll.guest.process import Exit, Process
 from atoll.images.layers.tree import overlay_flavour
@@ -78,8 +79,29 @@ def host_rootfs(cache: Path) -> Rootfs:
     return Rootfs(tuple(map(str, image.lowers)), tuple(map(str, image.usr_lowers)))
 
 
+GIVEN: dict[str, Rootfs] = {}  # images that tests have put together from directories, by name
+
+
+def image_of(rootfs: Rootfs) -> Image:
+    """The reference of an image made of these directories, for `local_backend`."""
+    name = f"given {rootfs}"
+    GIVEN[name] = rootfs
+    return Image(name)
+
+
+def local_backend(home: Path, **options: Any) -> LocalBackend:
+    """A backend that knows the images of `image_of` beside those of its store."""
+    stored = Layers(home / "images")
+
+    async def layers(image: Image) -> Rootfs:
+        return GIVEN[image.name] if image.name in GIVEN else await stored(image)
+
+    return LocalBackend(home, layers=layers, **options)
+
+
 def spec_for(rootfs: Rootfs, **fields: Any) -> BoxSpec:
-    return BoxSpec(**{"id": new_id(), "rootfs": rootfs, "limits": SMALL, "runtime": chosen_runtime[-1], **fields})
+    given = {"id": new_id(), "image": image_of(rootfs), "limits": SMALL, "runtime": chosen_runtime[-1]}
+    return BoxSpec(**{**given, **fields})
 
 
 async def nothing_left(backend: LocalBackend) -> None:

@@ -12,11 +12,11 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import backend_lab
-from backend_lab import Sandbox, chosen_runtime, host_rootfs, nothing_left, spec_for
+from backend_lab import Sandbox, chosen_runtime, host_rootfs, local_backend, nothing_left, spec_for
 
-from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.box import LocalBox
+from atoll.backends.local.layers import Rootfs
 
 Make = Callable[..., Awaitable[Sandbox]]
 
@@ -41,7 +41,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     backend_lab.inherited.update(backend_lab.children())
-    made = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+    made = local_backend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await made.start()
     yield made
     await made.sweep(set())

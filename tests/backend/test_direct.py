@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_lab import PATIENCE, Sandbox, nothing_left, spec_for, until
+from backend_lab import PATIENCE, Sandbox, local_backend, nothing_left, spec_for, until
 from direct_lab import COVERED, LOOK, WRITTEN, answer, comparable, filter_of, groups_of, opened, outside
 
-from atoll.backends.contract import Rootfs
 from atoll.backends.local import LocalBackend, binaries, bundle
 from atoll.backends.local.kernel import filters, seccomp
 from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
 from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.runtimes.base import Engine
 from atoll.backends.local.runtimes.container import Container
 from atoll.errors import Internal
@@ -262,7 +262,7 @@ async def test_a_named_engine_is_never_replaced(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked for by the operator, and it does not work: then the runtime does not."""
-    chosen = LocalBackend(backend.paths.home, engine="direct")
+    chosen = local_backend(backend.paths.home, engine="direct")
     monkeypatch.setattr(filters, "of_profile", lambda name: b"\0" * 8)
     status = await chosen.probes.status("container")
     assert (status.works, status.engine) == (False, "direct")
@@ -291,7 +291,7 @@ async def test_the_next_daemon_finds_it(backend: LocalBackend, start: Start) -> 
     for box in list(backend._boxes.values()):
         box.release()
     backend._boxes.clear()
-    second = LocalBackend(backend.paths.home)
+    second = local_backend(backend.paths.home)
     adopted = await second.adopt(record)
     assert adopted is not None
     again = Sandbox(second, adopted)  # type: ignore[arg-type]

@@ -14,15 +14,17 @@ from backend_lab import (
     census,
     chosen_runtime,
     holders_of,
+    local_backend,
     namespaces,
     nothing_left,
     spec_for,
     until,
 )
 
-from atoll.backends.contract import BoxSpec, Rootfs
+from atoll.backends.contract import BoxSpec
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.assembly import STEPS
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, Internal
 from atoll.model import Policy
@@ -185,7 +187,7 @@ async def test_sweep_buries_strangers_and_spares_the_known(make, backend: LocalB
 async def test_two_homes_do_not_bury_each_other(make, tmp_path: Path) -> None:
     """A second daemon's sweep finds nothing of the first one's."""
     sandbox = await make()
-    other = LocalBackend(tmp_path / "other")
+    other = local_backend(tmp_path / "other")
     await other.start()
     assert await other.sweep(set()) == []
     await other.close()
@@ -200,7 +202,7 @@ async def test_adoption_after_a_restart(make, backend: LocalBackend, rootfs: Roo
     record = dict(first.box.record)
     await first.client.close()
     await backend.close()
-    second = LocalBackend(backend.paths.home)
+    second = local_backend(backend.paths.home)
     await second.start()
     assert await second.sweep({first.id}) == []
     box = await second.adopt(record)
@@ -224,7 +226,7 @@ async def test_the_dead_are_buried_not_adopted(make, backend: LocalBackend) -> N
     mistaken_record["pid"] = os.getpid()
     await backend.close()
     os.kill(dead_record["pid"], signal.SIGKILL)
-    fresh = LocalBackend(backend.paths.home)
+    fresh = local_backend(backend.paths.home)
     await fresh.start()
     await until(lambda: not fresh.groups.open(dead.id).pids(), "the killed one is gone")
     assert await fresh.adopt(dead_record) is None
@@ -248,19 +250,21 @@ async def test_how_it_ended(make) -> None:
 
 CRASHER = """
 import asyncio, os, signal, sys
-from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.layers import Rootfs
 home, box, step, lowers, usr, runtime = sys.argv[1:7]
 def die(_, name):
     if name == step:
         os.kill(os.getpid(), signal.SIGKILL)
+async def layers(image):
+    return Rootfs(tuple(lowers.split(":")), tuple(usr.split(":")))
 async def main():
-    backend = LocalBackend(home)
+    backend = LocalBackend(home, layers=layers)
     await backend.start()
     await backend.pick(runtime)
     backend.on_step = die
-    rootfs = Rootfs(tuple(lowers.split(":")), tuple(usr.split(":")))
-    await backend.create(BoxSpec(box, rootfs, runtime, limits=Limits(disk_mb=64)))
+    await backend.create(BoxSpec(box, Image("given"), runtime, limits=Limits(disk_mb=64)))
 asyncio.run(main())
 """
 

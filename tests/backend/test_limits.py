@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from backend_lab import PATIENCE, SMALL, spec_for, until
 
-from atoll.backends.contract import Limits, Rootfs
+from atoll.backends.contract import Limits
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.layers import Rootfs
 from atoll.errors import DiskFull, InvalidArgument, SandboxGone
 
 pytestmark = pytest.mark.usefixtures("runtime")

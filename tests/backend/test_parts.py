@@ -9,15 +9,16 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, Sandbox, census, nothing_left, spec_for
+from backend_lab import NOTHING, PATIENCE, Sandbox, census, local_backend, nothing_left, spec_for
 
-from atoll.backends.contract import Limits, Rootfs
+from atoll.backends.contract import Limits
 from atoll.backends.local import LocalBackend, binaries
 from atoll.backends.local.kernel import seccomp
 from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
 from atoll.backends.local.kernel.disks import attached, copy_sparse
 from atoll.backends.local.kernel.ids import COUNT, FIRST, IdRanges
 from atoll.backends.local.launch import Launcher
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.paths import Paths, new_id
 from atoll.backends.local.runtimes import base
 from atoll.backends.local.runtimes import version_floor as floor
@@ -170,7 +171,7 @@ def test_the_stage_is_never_our_own_home(tmp_path: Path) -> None:
 
 async def share_a_workspace(rootfs: Rootfs, home: Path) -> None:
     """One disk has one loop device, for as long as somebody uses it."""
-    backend = LocalBackend(home)
+    backend = local_backend(home)
     await backend.start()
     made = []
     try:
@@ -262,18 +263,21 @@ async def test_an_engine_that_lies_is_found_out(backend: LocalBackend, tmp_path:
 
 LATE = """
 import asyncio, os, signal, sys, threading
-from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.layers import Rootfs
 home, box, delay, lowers, usr = sys.argv[1:6]
 def die(_, name):
     if name == "bundle":
         threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL)).start()
+async def layers(image):
+    return Rootfs(tuple(lowers.split(":")), tuple(usr.split(":")))
 async def main():
-    backend = LocalBackend(home)
+    backend = LocalBackend(home, layers=layers)
     await backend.start()
     await backend.pick("container")
     backend.on_step = die
-    await backend.create(BoxSpec(box, Rootfs(tuple(lowers.split(":")), tuple(usr.split(":"))), "container", limits=Limits(disk_mb=64)))
+    await backend.create(BoxSpec(box, Image("given"), "container", limits=Limits(disk_mb=64)))
     await asyncio.sleep(600)
 asyncio.run(main())
 """

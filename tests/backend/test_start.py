@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from backend_lab import Sandbox, namespaces, spec_for
 
-from atoll.backends.contract import Mount, Rootfs
+from atoll.backends.contract import Mount
 from atoll.backends.local import LocalBackend, bundle
+from atoll.backends.local.layers import Rootfs
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
 from atoll.model import Policy
 

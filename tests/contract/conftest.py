@@ -17,7 +17,7 @@ import orphans
 from backend_lab import host_rootfs
 from contract_lab import PLACES, Place, until
 
-from atoll.backends.contract import Rootfs
+from atoll.backends.local.layers import Rootfs
 
 
 @pytest.fixture(scope="session")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, SMALL, census
+from backend_lab import NOTHING, PATIENCE, SMALL, census, image_of, local_backend
 from plain_backend import PlainBackend
 from toy_runtime import Toy
 
-from atoll.backends.contract import Backend, Box, BoxSpec, NetworkEvents, Record, Rootfs
-from atoll.backends.local import LocalBackend
+from atoll.backends.contract import Backend, Box, BoxSpec, Image, NetworkEvents, Record
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.network import Links, Loopback
 from atoll.backends.local.paths import new_id
 from atoll.backends.local.pool import Settings
@@ -50,7 +50,7 @@ class Place:
             self.home.mkdir(exist_ok=True)
             if self.probes.exists():
                 shutil.copy(self.probes, self.home / "probes.json")
-            self.backend = LocalBackend(
+            self.backend = local_backend(
                 self.home,
                 runtimes=(Toy(),) if self.name == "toy" else None,
                 links=Links(self.home) if links else Loopback(),
@@ -73,7 +73,8 @@ class Place:
         return Policy(network="hosts")
 
     def spec(self, **fields: Any) -> BoxSpec:
-        base = BoxSpec(new_id(), self.rootfs, self.runtime, limits=SMALL, boot={"env": ENV}, base_env=ENV)
+        image = image_of(self.rootfs) if self.local else Image("host")
+        base = BoxSpec(new_id(), image, self.runtime, limits=SMALL, boot={"env": ENV}, base_env=ENV)
         return replace(base, **fields)
 
     async def create(self, spec: BoxSpec | None = None, **fields: Any) -> Box:

@@ -57,7 +57,7 @@ COLD: dict[str, Any] = {
     "workspace": "a" * 20,
     "disk": {"id": "a" * 20},
 }
-SAME = {"id", "rootfs", "runtime"}  # what a warm sandbox is looked for by
+SAME = {"id", "image", "runtime"}  # what a warm sandbox is looked for by
 
 
 def test_every_field_is_tried() -> None:

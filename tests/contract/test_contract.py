@@ -6,8 +6,8 @@ from dataclasses import fields, replace
 import pytest
 from contract_lab import Place, run, until
 
-from atoll.backends.contract import Limits, Traffic
-from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, Unsupported
+from atoll.backends.contract import Image, Limits, Traffic
+from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from atoll.model import Policy
 
 BIGGER = Limits(cpus=2.0, memory_mb=300, pids=200, files=2048, disk_mb=128, shm_mb=300)
@@ -116,6 +116,13 @@ async def test_a_policy_that_cannot_be_enforced_is_refused(place: Place) -> None
     assert not (await place.backend.network()).works
     with pytest.raises(Unsupported):
         await place.backend.create(place.spec(policy=Policy(network="hosts")))
+    await until(place.nothing_left, "nothing is left")
+
+
+async def test_an_image_that_is_not_there_is_refused(place: Place) -> None:
+    with pytest.raises(NotFound) as refused:
+        await place.backend.create(place.spec(image=Image("gone", f"sha256:{'0' * 64}")))
+    assert "gone" in refused.value.message and refused.value.hint
     await until(place.nothing_left, "nothing is left")
 
 

@@ -28,7 +28,6 @@ from atoll.backends.contract import (
     NetworkEvents,
     NetworkStatus,
     Record,
-    Rootfs,
     RuntimeStatus,
     Traffic,
     Usage,
@@ -50,7 +49,7 @@ class PlainImages:
     ) -> Chosen:
         if name != "host":
             raise errors.NotFound(f"no image {name!r}")
-        return Chosen("host", Rootfs(("/",)), {"PATH": "/usr/local/bin:/usr/bin:/bin"})
+        return Chosen("host", {"PATH": "/usr/local/bin:/usr/bin:/bin"})
 
 
 class PlainBox:
@@ -138,6 +137,8 @@ class PlainBackend:
     async def create(self, spec: BoxSpec) -> PlainBox:
         if spec.policy.network != "none" or spec.mounts or spec.workspace is not None:
             raise errors.Unsupported("a plain process has no network, no mounts and no workspace of its own")
+        if spec.image.name not in ("", "host"):
+            raise errors.NotFound(f"no image {spec.image.name!r}", hint="there is only host")
         try:
             box = await self._create(spec)
             await box.client.connection()

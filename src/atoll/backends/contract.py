@@ -38,11 +38,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Rootfs:
-    """The read-only layers a sandbox starts from, top-most first."""
+class Image:
+    """The image a sandbox starts from, by reference. How its files come to the sandbox is the backend's business.
 
-    lowers: tuple[str, ...]
-    usr: tuple[str, ...] = ()  # a stack of its own for /usr: the machine's, in the `host` image
+    The digest decides; the name is for people, and for a backend that fetches the image itself. `Image()` is an empty one.
+    """
+
+    name: str = ""
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class BoxSpec:
     """All that is needed to make one sandbox."""
 
     id: str
-    rootfs: Rootfs
+    image: Image = field(default_factory=Image)
     runtime: str = "auto"
     limits: Limits = field(default_factory=Limits)
     required: frozenset[str] = frozenset()  # names of limits that must be held, else creating is refused

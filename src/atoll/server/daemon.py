@@ -215,6 +215,7 @@ def allow_many_files() -> None:
 
 def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     from atoll.backends.local import LocalBackend
+    from atoll.backends.local.layers import Layers
     from atoll.backends.local.network import Links
     from atoll.backends.local.pool import Settings as PoolSettings
     from atoll.core.policy.network import Settings as EgressSettings
@@ -222,8 +223,10 @@ def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     settings = settings or config.Config()
     refuse = settings.security.version_floor == "refuse"
     egress = EgressSettings.of(settings.egress, settings.sandboxes.hosts or ())
+    authority = settings.images.get("ca_file")
     return LocalBackend(
         home,
+        layers=Layers(home / "images", Path(authority) if authority else None),
         links=Links(home, egress.servers, egress.limits),
         pool=PoolSettings.of(settings.pool),
         refuse_old=refuse,

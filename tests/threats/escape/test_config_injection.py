@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from sandbox_lab import Lab
 
-from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.paths import new_id
 from atoll.errors import FileNotFound
 from atoll.guest.process import Process
@@ -43,12 +44,14 @@ async def test_planted_files_have_no_effect(tmp_path: Path, isolation: str) -> N
         (image / place).write_text(json.dumps(PLANTED))
     (image / ".atoll").mkdir()
     (image / ".atoll" / "guest").write_text("#!/evil\n")
-    backend = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+
+    async def layers(_: Image) -> Rootfs:
+        return Rootfs((str(image),))
+
+    backend = LocalBackend(tmp_path / "home", layers=layers, engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await backend.start()
     try:
-        box = await backend.create(
-            BoxSpec(new_id(), Rootfs((str(image),)), runtime=isolation, limits=Limits(disk_mb=16))
-        )
+        box = await backend.create(BoxSpec(new_id(), Image("evil"), runtime=isolation, limits=Limits(disk_mb=16)))
         client = box.client
         try:
             process = await Process.start(client, "x", {"argv": ["/.atoll/guest", "--version"], "cwd": "/"})

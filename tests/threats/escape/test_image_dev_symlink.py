@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.backends.contract import BoxSpec, Limits, Rootfs
+from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend
+from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, Unsupported
 
@@ -31,11 +32,15 @@ async def test_such_an_image_does_not_start(tmp_path: Path, name: str, isolation
     if how == "nested":
         (image / "inner" / "step").symlink_to(decoy)
     (image / name).symlink_to(target)
-    backend = LocalBackend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+
+    async def layers(_: Image) -> Rootfs:
+        return Rootfs((str(image),))
+
+    backend = LocalBackend(tmp_path / "home", layers=layers, engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await backend.start()
     try:
         with pytest.raises(AtollError) as refused:
-            await backend.create(BoxSpec(new_id(), Rootfs((str(image),)), runtime=isolation, limits=Limits(disk_mb=16)))
+            await backend.create(BoxSpec(new_id(), Image("evil"), runtime=isolation, limits=Limits(disk_mb=16)))
         assert not isinstance(refused.value, Unsupported), refused.value  # the image is refused, not the runtime
         assert list(decoy.iterdir()) == [] and await backend.sweep(set()) == []
     finally:

@@ -16,6 +16,7 @@ from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.launch import Launcher, boot_log
+from atoll.backends.local.layers import Rootfs
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -37,11 +38,19 @@ class Assembly:
     agent_holds_pids: ClassVar[bool] = False  # the number of processes is limited by the agent, not by the host
 
     def __init__(
-        self, backend: "LocalBackend", spec: BoxSpec, engine: "Engine", workspace: Path | None, *, spare: bool = False
+        self,
+        backend: "LocalBackend",
+        spec: BoxSpec,
+        engine: "Engine",
+        rootfs: Rootfs,
+        workspace: Path | None,
+        *,
+        spare: bool = False,
     ) -> None:
         self.backend = backend
         self.spec = spec
         self.engine = engine
+        self._rootfs = rootfs
         self._workspace = workspace
         self._spare = spare  # may be given a network once it has started
         self.paths = backend.paths
@@ -247,7 +256,7 @@ class Assembly:
         return fd
 
     def _overlays(self) -> list[dict[str, Any]]:
-        rootfs = self.spec.rootfs
+        rootfs = self._rootfs
         overlays = [{"target": "", "lowers": list(rootfs.lowers), "name": "root"}]
         if rootfs.usr:
             overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from atoll.backends import registry
-from atoll.backends.contract import Box, BoxSpec, Capabilities, NetworkEvents, NetworkStatus, Record, RuntimeStatus
+from atoll.backends.contract import (
+    Box,
+    BoxSpec,
+    Capabilities,
+    Image,
+    NetworkEvents,
+    NetworkStatus,
+    Record,
+    RuntimeStatus,
+)
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel import children, disks
@@ -26,6 +35,7 @@ from atoll.backends.local.kernel.cgroups import Groups
 from atoll.backends.local.kernel.disks import Disks
 from atoll.backends.local.kernel.ids import COUNT, IdRanges, OwnIds
 from atoll.backends.local.kernel.rootless import standing
+from atoll.backends.local.layers import FindLayers, Layers, Rootfs
 from atoll.backends.local.network import Loopback, Survivor
 from atoll.backends.local.paths import ID, Paths, check_id
 from atoll.backends.local.pool import Pool, fit
@@ -60,6 +70,7 @@ class LocalBackend:
         home: Path | str,
         *,
         runtimes: Sequence[Runtime] | None = None,
+        layers: FindLayers | None = None,
         links: Loopback | None = None,
         pool: PoolSettings | None = None,
         on_step: Callable[[str, str], None] | None = None,
@@ -83,6 +94,7 @@ class LocalBackend:
             rootless=self.standing.rootless,
         )
         self.on_step = on_step or (lambda box, step: None)  # the store's journal; raising in it fails the create
+        self._layers = layers or Layers(self.paths.home / "images")
         self.links = links or Loopback()
         self.pool = Pool(self._make_spare, self.destroy, self.capabilities, pool or PoolSettings(0, 0))
         self._boxes: dict[str, LocalBox] = {}
@@ -151,7 +163,9 @@ class LocalBackend:
         with self._exclusive(spec.id):
             try:
                 workspace = self._workspace(spec)
-                box = await engine.runtime.assembly(self, spec, engine, workspace, spare=spare).make()
+                rootfs = await self._rootfs(spec.image)
+                assembly = engine.runtime.assembly(self, spec, engine, rootfs, workspace, spare=spare)
+                box = await assembly.make()
                 box.links, box.policy = self.links, spec.policy
                 self._boxes[spec.id] = box
                 async with _answering():
@@ -189,6 +203,14 @@ class LocalBackend:
             yield
         finally:
             self._making.discard(box)
+
+    async def _rootfs(self, image: Image) -> Rootfs:
+        """The directories of an image; one without a name is empty."""
+        if image.name:
+            return await self._layers(image)
+        empty = self.paths.home / "images" / "empty"
+        empty.mkdir(parents=True, exist_ok=True)
+        return Rootfs((str(empty),))
 
     def _workspace(self, spec: BoxSpec) -> Path | None:
         """The disk of the sandbox whose workspace is shared."""

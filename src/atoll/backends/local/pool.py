@@ -62,7 +62,7 @@ class Key:
     """What a started sandbox cannot change any more."""
 
     runtime: str
-    rootfs: Any
+    image: str  # its digest, else its name
     disk_mb: int
     disk_asked: bool  # an ordinary user's disk is of another kind when its size has to be held
     files: int
@@ -81,7 +81,7 @@ class Key:
         limits = spec.limits
         seen = (limits.memory_mb, limits.cpus, limits.shm_mb)
         return Key(
-            spec.runtime, spec.rootfs, limits.disk_mb, "disk_mb" in spec.required, limits.files, seen,
+            spec.runtime, spec.image.digest or spec.image.name, limits.disk_mb, "disk_mb" in spec.required, limits.files, seen,
             0 if "pids" in can.resizes else limits.pids, spec.read_only_root, spec.seccomp, spec.no_capabilities,
             frozenset(spec.base_env.items()),
         )  # fmt: skip

@@ -1,15 +1,15 @@
-"""Core's seam to images: from a name, or from the program to be run, to the layers a sandbox starts from."""
+"""Core's seam to images: from a name, or from the program to be run, to the image a sandbox starts from."""
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from atoll import errors
-from atoll.backends.contract import Rootfs
+from atoll.backends import contract
 
 if TYPE_CHECKING:
     from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
@@ -32,12 +32,21 @@ class Chosen:
     """An image ready to start from, with the settings of its author that count."""
 
     name: str
-    rootfs: Rootfs
     env: Mapping[str, str]
     user: str = ""
     workdir: str = ""
     digest: str = ""
     why: str = ""
+
+    @property
+    def reference(self) -> contract.Image:
+        """What a backend is told."""
+        return contract.Image(self.name, self.digest)
+
+    @property
+    def is_host(self) -> bool:
+        """It is the machine's own image."""
+        return self.name == HOST
 
 
 class Images(Protocol):
@@ -105,7 +114,7 @@ class StoredImages:
             raise
         finally:
             del self._looking[wish]
-        if found.rootfs.usr:
+        if found.is_host:
             if len(self._host) > KEPT:
                 self._host.clear()
             self._host[wish] = (time.monotonic(), found)
@@ -123,22 +132,17 @@ class StoredImages:
     ) -> Chosen:
         kept = self._again(name, digest) if digest else None
         if kept is not None:
-            return self._on_site(chosen(kept, "the one it was made from"))
+            return self._chosen(kept, "the one it was made from")
         choice = self.obtain(name, program, progress, guest=guest)
-        return self._on_site(chosen(choice.image, choice.why))
+        return self._chosen(choice.image, choice.why)
 
-    def _on_site(self, found: Chosen) -> Chosen:
-        """With this machine's name server and certificate authorities, which only the `host` image has in itself."""
+    def _chosen(self, image: "Image | HostImage", why: str) -> Chosen:
+        """With variables for programs that would not look at this machine's certificate authorities."""
         from atoll.images.registry import authorities
-        from atoll.images.sources import site
 
         authority = self._settings.get("ca_file")
-        extra = Path(authority) if authority else None
-        env = {**authorities.environment(extra), **found.env}
-        if found.rootfs.usr:
-            return replace(found, env=env)
-        top = site.layer(self.store.root / "site", extra)
-        return replace(found, env=env, rootfs=replace(found.rootfs, lowers=(str(top), *found.rootfs.lowers)))
+        env = {**authorities.environment(Path(authority) if authority else None), **image.env}
+        return Chosen(image.name, env, image.user, image.workdir, image.digest, why)
 
     def _again(self, name: str, digest: str) -> "Image | HostImage | None":
         """The very image a stopped sandbox was made from: its disk holds only what differs."""
@@ -252,9 +256,3 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise errors.InvalidArgument(f"config.toml: `images.{key}` has a value of the wrong kind")
     if settings.get("prefer", "host") not in ("host", "catalog"):
         raise errors.InvalidArgument("config.toml: `images.prefer` is host or catalog")
-
-
-def chosen(image: "Image | HostImage", why: str) -> Chosen:
-    lowers = tuple(map(str, image.lowers))
-    usr = tuple(map(str, getattr(image, "usr_lowers", ())))
-    return Chosen(image.name, Rootfs(lowers, usr), dict(image.env), image.user, image.workdir, image.digest, why)

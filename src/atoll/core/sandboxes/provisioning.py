@@ -52,7 +52,7 @@ class Plan:
         spec, profile = self.spec, profiles.of(self.spec)
         return BoxSpec(
             id=sandbox,
-            rootfs=self.image.rootfs,
+            image=self.image.reference,
             runtime=runtime,
             limits=self.limits,
             required=self.required,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import BoxSpec, Limits, Rootfs, RuntimeStatus
+from atoll.backends.contract import BoxSpec, Limits, RuntimeStatus
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import Paths, new_id
@@ -142,10 +142,7 @@ class Probes:
 
     async def _run(self, engine: Engine) -> None:
         """An empty image is enough: the agent needs nothing, and runs itself as the program that waits."""
-        rootfs = self._paths.home / "images" / "empty"
-        rootfs.mkdir(parents=True, exist_ok=True)
-        limits = Limits(memory_mb=64, pids=32, disk_mb=16)
-        box = await self._create(BoxSpec(new_id(), Rootfs((str(rootfs),)), limits=limits), engine)
+        box = await self._create(BoxSpec(new_id(), limits=Limits(memory_mb=64, pids=32, disk_mb=16)), engine)
         try:
             for turn in range(ROUNDS):
                 await box.unless_it_ends(asyncio.gather(*(_nap(box, f"{turn}-{one}") for one in range(AT_ONCE))))
