@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 
 use crate::warm::Wish;
-use crate::{filter, hosts, sys};
+use crate::{affinity, filter, hosts, sys};
 
 pub const MAX_BOOT: usize = 1024 * 1024;
 
@@ -23,6 +23,8 @@ pub struct Boot {
     pub max_streams: usize,
     pub max_procs: usize,
     pub warm: Wish,
+    /// How many processors the programs of the sandbox may use at once, where the kernel would show them all.
+    pub cpus: Option<usize>,
     /// Where the agent has to keep memory from running out.
     pub memory: Option<MemoryLimit>,
 }
@@ -53,6 +55,7 @@ impl Boot {
             hostname: text("hostname"),
             deadline_ms: number("deadline_ms"),
             max_streams: number("max_streams").unwrap_or(256).clamp(1, 4096) as usize,
+            cpus: number("cpus").filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok()),
             max_procs: number("max_procs").unwrap_or(1024).clamp(1, 16_384) as usize,
             ..Self::default()
         };
@@ -166,6 +169,9 @@ pub fn apply(boot: &Boot) -> Result<(), String> {
         set_hostname(name);
     }
     hosts::name_self();
+    if let Some(cpus) = boot.cpus {
+        affinity::choose(cpus, &boot.sandbox);
+    }
     match &boot.filter {
         Some(program) => filter::install(program.clone()).map_err(|e| format!("filter of system calls: {e}")),
         None => Ok(()),

@@ -1,6 +1,7 @@
 //! The guest agent: everything but the entry point, so that tests can reach the parts.
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod affinity;
 pub mod agent;
 pub mod boot;
 pub mod bridge;

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::spec::{self, Spec, SpecFds};
-use crate::sys;
+use crate::{affinity, sys};
 
 /// A shim and the socket it is spoken to.
 pub struct Shim {
@@ -151,6 +151,7 @@ pub fn bare(spec: &Spec, fds: &SpecFds) -> io::Result<i32> {
     if pid == 0 {
         // Numbers below three would be overwritten while they are still needed; the agent keeps those for itself.
         sys::close_all_but(&kept);
+        affinity::narrow();
         become_process(&birth);
         exit_now();
     }
@@ -205,6 +206,7 @@ fn fork_shim_keeping(keep: &[RawFd], body: impl FnOnce(RawFd)) -> io::Result<Shi
         // A session of its own: signals to the agent's process group are not for shims.
         libc::setsid();
     }
+    affinity::narrow();
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(control)));
     exit_now()
 }

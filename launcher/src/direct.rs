@@ -7,7 +7,8 @@
 //!  4. new pid, mount, ipc, uts and cgroup namespaces, which therefore belong to the sandbox's user namespace (`give_birth`)
 //!  5. a session of its own; every mount private; the root bound on itself, pivot_root (`tree::pivot`)
 //!  6. /proc, /dev, /dev/pts, /dev/shm, /dev/mqueue, /sys with the flags given; six device nodes of the host, checked, by bind;
-//!     links; then the old root is detached (`tree.rs`). Only after that are paths made read-only and masked
+//!     links; over files of /proc and /sys the sandbox's own view of its limits (`view.rs`), read-only since before the namespaces
+//!     were made; then the old root is detached (`tree.rs`). Only after that are paths made read-only and masked
 //!  7. host name; working directory looked at again, it must be inside (CVE-2024-21626)
 //!  8. descriptors: boot message, log twice, the agent's socket; every other one closed (`hand_over`)
 //!  9. signals as a fresh process has them, umask 022, a session keyring of its own, no_new_privs, bounding, ambient, inheritable,

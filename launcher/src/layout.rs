@@ -3,7 +3,7 @@
 use crate::failure::{Failure, Result};
 use crate::mounts;
 use crate::order::{Bind, Disk, Overlay, Source, Start};
-use crate::{loopdev, namespaces, sys};
+use crate::{loopdev, namespaces, sys, view};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
@@ -38,6 +38,9 @@ pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Re
     }
     for name in &order.mountpoints {
         mountpoint(root.as_raw_fd(), name, base, true)?;
+    }
+    if let Some(seen) = order.seen.as_ref().filter(|_| order.inside.is_none()) {
+        view::make(seen)?;
     }
     if order.read_only_root {
         for overlay in &order.overlays {

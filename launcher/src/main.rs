@@ -22,6 +22,7 @@ mod order;
 mod rights;
 mod sys;
 mod tree;
+mod view;
 
 use failure::{Failure, Result};
 use std::ffi::CString;

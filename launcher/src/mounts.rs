@@ -11,6 +11,7 @@ const MOVE_MOUNT_T_EMPTY_PATH: libc::c_uint = 0x40;
 const ATTR_RDONLY: u64 = 0x1;
 const ATTR_NOSUID: u64 = 0x2;
 const ATTR_NODEV: u64 = 0x4;
+const ATTR_NOEXEC: u64 = 0x8;
 const ATTR_IDMAP: u64 = 0x0010_0000;
 
 #[repr(C)]
@@ -23,7 +24,18 @@ struct MountAttr {
 
 /// A detached copy of the mount at `path` (or at `at` itself when empty), without what is mounted below it.
 pub fn clone_tree(at: RawFd, path: &CStr) -> Result<OwnedFd> {
-    let mut flags = OPEN_TREE_CLONE | libc::O_CLOEXEC as libc::c_uint | libc::AT_SYMLINK_NOFOLLOW as libc::c_uint;
+    open_tree(at, path, 0)
+}
+
+/// The same, with what is mounted below it.
+pub fn clone_trees(path: &CStr) -> Result<OwnedFd> {
+    const AT_RECURSIVE: libc::c_uint = 0x8000;
+    open_tree(libc::AT_FDCWD, path, AT_RECURSIVE)
+}
+
+fn open_tree(at: RawFd, path: &CStr, also: libc::c_uint) -> Result<OwnedFd> {
+    let mut flags =
+        OPEN_TREE_CLONE | libc::O_CLOEXEC as libc::c_uint | libc::AT_SYMLINK_NOFOLLOW as libc::c_uint | also;
     if path.is_empty() {
         flags |= libc::AT_EMPTY_PATH as libc::c_uint;
     }
@@ -42,12 +54,22 @@ pub fn restrict(tree: &OwnedFd, read_only: bool, user_ns: Option<&OwnedFd>) -> R
         attr.set |= ATTR_IDMAP;
         attr.user_ns = user_ns.as_raw_fd() as u64;
     }
+    set_attributes(tree, &attr, if user_ns.is_some() { "idmap" } else { "mount" })
+}
+
+/// Close a detached mount down for good: it can be read and nothing else.
+pub fn close_down(tree: &OwnedFd) -> Result<()> {
+    let set = ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV | ATTR_NOEXEC;
+    set_attributes(tree, &MountAttr { set, clear: 0, propagation: 0, user_ns: 0 }, "mount")
+}
+
+fn set_attributes(tree: &OwnedFd, attr: &MountAttr, step: &'static str) -> Result<()> {
     // SAFETY: attr is the kernel's struct mount_attr, its size given.
     let done = unsafe {
         let size = std::mem::size_of::<MountAttr>();
-        libc::syscall(libc::SYS_mount_setattr, tree.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, &attr, size)
+        libc::syscall(libc::SYS_mount_setattr, tree.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, attr, size)
     };
-    sys::check(done, if user_ns.is_some() { "idmap" } else { "mount" }, "mount_setattr").map(|_| ())
+    sys::check(done, step, "mount_setattr").map(|_| ())
 }
 
 pub fn attach(tree: &OwnedFd, on: RawFd) -> Result<()> {

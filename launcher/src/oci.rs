@@ -65,10 +65,16 @@ pub fn parse(config: &str, first: u32, count: u32, stage: &str) -> Result<Oci> {
         cgroup: linux.cgroup,
     };
     top.end()?;
+    if let Some(other) = oci.mounts.iter().find(|mount| mount.kind == "bind" && !is_view(mount, stage)) {
+        return Err(bad(&format!("a bind of {} on {}", other.source, other.target)));
+    }
     let at = |target: &str| oci.mounts.iter().position(|mount| mount.target == target);
     let dev = at("/dev").filter(|_| at("/proc").is_some()).ok_or_else(|| bad("no /proc or no /dev"))?;
     if oci.mounts[..dev].iter().any(|mount| mount.target.starts_with("/dev/")) {
         return Err(bad("a mount in the image's own /dev")); // which is not looked at: only the fresh one is known to hold no links
+    }
+    if at("/sys").is_none() && oci.mounts.iter().any(|mount| mount.kind == "bind") {
+        return Err(bad("a bind and no /sys"));
     }
     Ok(oci)
 }
@@ -150,6 +156,26 @@ fn below_kernel(value: Value) -> Result<String> {
     Err(bad(&format!("{path} is neither below /proc nor below /sys")))
 }
 
+/// The files in which programs see their limits (`view.rs`), each with the places where it is bound.
+const VIEW: [(&str, &[&str]); 5] = [
+    ("meminfo", &["/proc/meminfo"]),
+    ("cpuinfo", &["/proc/cpuinfo"]),
+    ("stat", &["/proc/stat"]),
+    (
+        "cpus",
+        &["/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present"],
+    ),
+    ("fs", &["/sys/fs"]),
+];
+
+/// Only of the view's own files, each on its own place, as closed as the launcher has made it.
+fn is_view(mount: &Mount, stage: &str) -> bool {
+    let closed = libc::MS_RDONLY | libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_BIND | libc::MS_REC;
+    let name = mount.source.strip_prefix(stage).and_then(|rest| rest.strip_prefix("/seen/"));
+    let known = VIEW.iter().any(|(file, places)| name == Some(*file) && places.contains(&mount.target.as_str()));
+    known && mount.flags == closed && mount.options.is_empty()
+}
+
 fn mount(value: Value) -> Result<Mount> {
     let mut fields = Fields::of(value)?;
     let (target, kind) = (fields.text("destination")?, fields.text("type")?);
@@ -159,9 +185,10 @@ fn mount(value: Value) -> Result<Mount> {
         "devpts" => &["/dev/pts"],
         "mqueue" => &["/dev/mqueue"],
         "tmpfs" => &["/dev", "/dev/shm", "/tmp"],
+        "bind" => &[], // looked at when all are known
         _ => return Err(bad(&format!("a mount of type {kind}"))),
     };
-    if !places.contains(&target.as_str()) {
+    if kind != "bind" && !places.contains(&target.as_str()) {
         return Err(bad(&format!("{kind} on {target}")));
     }
     let mut found = Mount { target, kind, source: fields.text("source")?, flags: 0, options: String::new() };
@@ -171,6 +198,7 @@ fn mount(value: Value) -> Result<Mount> {
             "nodev" => found.flags |= libc::MS_NODEV,
             "noexec" => found.flags |= libc::MS_NOEXEC,
             "ro" => found.flags |= libc::MS_RDONLY,
+            "rbind" if found.kind == "bind" => found.flags |= libc::MS_BIND | libc::MS_REC,
             _ if is_data(&option) => {
                 found.options += if found.options.is_empty() { "" } else { "," };
                 found.options += &option;
@@ -222,6 +250,30 @@ mod tests {
         let found = parse(GOOD, 7, 9, "/mnt").map_err(|f| f.to_json());
         assert_eq!(found.as_ref().map(|o| (o.capabilities, o.mounts[1].flags)).ok(), Some((1 << 5, libc::MS_NOSUID)));
         assert_eq!(found.map(|o| o.mounts[1].options.clone()).ok().as_deref(), Some("mode=755"));
+    }
+
+    #[test]
+    fn only_the_view_is_bound_and_only_read() {
+        let with = |source: &str, target: &str, options: &str| {
+            let sys = r#"{"destination":"/sys","type":"sysfs","source":"sysfs","options":[]}"#;
+            let bind =
+                format!(r#"{{"destination":"{target}","type":"bind","source":"{source}","options":[{options}]}}"#);
+            parse(&GOOD.replace("\"mode=755\"]}]", &format!("\"mode=755\"]}},{sys},{bind}]")), 7, 9, "/mnt").is_ok()
+        };
+        let closed = r#""rbind","ro","nosuid","nodev","noexec""#;
+        assert!(with("/mnt/seen/meminfo", "/proc/meminfo", closed));
+        assert!(with("/mnt/seen/fs", "/sys/fs", closed));
+        for (source, target, options) in [
+            ("/proc/meminfo", "/proc/meminfo", closed),
+            ("/mnt/seen/../disk", "/sys/fs", closed),
+            ("/mnt/seen/fs", "/workspace", closed),
+            ("/mnt/seen/meminfo", "/proc/stat", closed),
+            ("/mnt/seen/meminfo", "/proc/meminfo", r#""rbind","nosuid","nodev","noexec""#),
+            ("/mnt/seen/meminfo", "/proc/meminfo", r#""rbind","ro","nosuid","nodev""#),
+            ("/mnt/seen/meminfo", "/proc/meminfo", r#""ro","nosuid","nodev","noexec""#),
+        ] {
+            assert!(!with(source, target, options), "{source} {target} {options}");
+        }
     }
 
     #[test]

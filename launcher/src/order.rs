@@ -21,16 +21,23 @@ pub struct Start {
     pub inside: Option<String>,
     /// For the engine that is ours: what to start instead of `argv`.
     pub direct: Option<Direct>,
-    /// What an engine inside is to take for the machine's.
+    /// What programs, or an engine inside, are to take for the machine's.
     pub seen: Option<Seen>,
     pub argv: Vec<String>,
     pub env: Vec<String>,
 }
 
-/// The limits that programs shall see as the size of the machine.
+/// The limits that programs shall see as the size of the machine; 0 where none is held.
 pub struct Seen {
     pub cpus: usize,
     pub memory: u64,
+    pub groups: Vec<Shown>,
+}
+
+/// One of the sandbox's control groups, and under which name it is shown.
+pub struct Shown {
+    pub name: String,
+    pub path: String,
 }
 
 pub struct Direct {
@@ -99,9 +106,20 @@ pub fn parse(message: &[u8]) -> Result<Start> {
 
 fn seen(value: Value) -> Result<Seen> {
     let mut fields = Fields::of(value)?;
-    let seen = Seen { cpus: fields.number("cpus")? as usize, memory: fields.number("memory")? };
+    let seen = Seen {
+        cpus: fields.number("cpus")? as usize,
+        memory: fields.number("memory")?,
+        groups: fields.list("groups", shown)?,
+    };
     fields.end()?;
     Ok(seen)
+}
+
+fn shown(value: Value) -> Result<Shown> {
+    let mut fields = Fields::of(value)?;
+    let shown = Shown { name: fields.text("name")?, path: fields.text("path")? };
+    fields.end()?;
+    Ok(shown)
 }
 
 fn direct(value: Value) -> Result<Direct> {

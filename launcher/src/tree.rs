@@ -29,9 +29,16 @@ const LINKS: [(&CStr, &CStr); 5] = [
 /// /proc or a /sys only to who sees one already.
 pub fn make(config: &Oci) -> Result<()> {
     let nodes = NODES.iter().map(node).collect::<Result<Vec<_>>>()?;
+    let (binds, mounts): (Vec<_>, Vec<_>) = config.mounts.iter().partition(|mount| mount.kind == "bind");
+    let view = binds.iter().map(|bind| mounts::clone_trees(&sys::c(&bind.source)?)).collect::<Result<Vec<_>>>()?;
     let old = pivot(&config.root)?;
-    for mount in &config.mounts {
+    for mount in mounts {
         mount_one(mount)?;
+    }
+    for (bind, tree) in binds.iter().zip(&view) {
+        // The places are the kernel's own, in file systems that are seconds old: there is no link to be followed.
+        let place = sys::open_path(libc::AT_FDCWD, &sys::c(&bind.target)?, libc::O_PATH | libc::O_NOFOLLOW, STEP)?;
+        mounts::attach(tree, place.as_raw_fd())?;
     }
     for ((path, _, _), node) in NODES.iter().zip(&nodes) {
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;

@@ -78,6 +78,8 @@ def comparable(seen: dict[str, Any], base: int, box: str) -> dict[str, Any]:
     for name in ("status", "first"):
         lines = dict(line.split(":", 1) for line in seen[name].splitlines() if ":" in line)
         found[name] = {key: lines.get(key, "").strip() for key in STATUS}
+        # Which processors depends on the sandbox's id, how many on its limit.
+        found[name]["Cpus_allowed_list"] = bin(int(lines["Cpus_allowed"].replace(",", ""), 16)).count("1")
     found["mounts"] = sorted(_mount(line, base) for line in seen["mounts"].splitlines())
     for name in ("uids", "gids"):
         found[name] = seen[name].split()

@@ -13,6 +13,7 @@ from sandbox_lab import ROOTLESS, Lab, until
 from atoll import config, ownership
 from atoll.backends.local import bundle
 from atoll.backends.local.backend import _engine_state
+from atoll.backends.local.seen import Seen
 
 MOUNTS = pytest.mark.skipif(ROOTLESS, reason="only root can mount a disk on the host")
 
@@ -76,7 +77,15 @@ def test_distro_1_the_id_map_is_written_line_by_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Path, "read_text", read)
     made = json.loads(
         bundle.configuration(
-            root="/r", hostname="h", base=0, count=65536, user_ns="/u", net_ns="/n", cgroup=None, shm_mb=64
+            root="/r",
+            hostname="h",
+            base=0,
+            count=65536,
+            user_ns="/u",
+            net_ns="/n",
+            cgroup=None,
+            shm_mb=64,
+            seen=Seen(0, 0),
         )
     )
     lines = [{"containerID": 0, "hostID": 0, "size": 1}, {"containerID": 1, "hostID": 1, "size": 65535}]

@@ -190,6 +190,9 @@ def test_limits_are_held_where_they_were_delegated(user: User, group: str, runti
     limits = user.json("sandbox", "get", session)["limits"]
     held = {name for name, limit in limits.items() if limit["enforced"]}
     assert held >= {"memory_mb", "pids", "cpus", "files"}, limits
+    code = "import os; print(open('/proc/meminfo').read().split()[1], os.cpu_count(), len(os.sched_getaffinity(0)))"
+    done = user.atoll("sandbox", "run", code, "--lang", "python", "--raw", "--session-id", session)
+    assert done.stdout.split() == [str(128 << 10), "1", "1"], done
     done = user.atoll("sandbox", "run", "x = bytearray(1 << 30)", "--lang", "python", "--session-id", session)
     assert done.returncode != 0
     assert user.atoll("daemon", "stop", "--force").returncode == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.backends.local.kernel import seccomp
+from atoll.backends.local.seen import Seen
 
 AGENT = "/.atoll/guest"
 # Places the engine mounts on; they must be there and must not be links (CVE-2026-41579 and its kin).
@@ -55,7 +56,6 @@ MASKED = (
     "/sys/devices/virtual/block",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
-    "/sys/fs",
     "/sys/kernel",
     "/sys/module",
 )
@@ -81,6 +81,16 @@ _MOUNTS: list[dict[str, Any]] = [
 ]
 
 
+# What programs read to learn how large their machine is: files of the launcher's (`launcher/src/view.rs`), over those of the kernel.
+_MEMORY_VIEW = {"/proc/meminfo": "meminfo"}
+_CPU_VIEW = {
+    "/proc/cpuinfo": "cpuinfo",
+    "/proc/stat": "stat",
+    **{f"/sys/devices/system/cpu/{name}": "cpus" for name in ("online", "possible", "present")},
+}
+_GROUPS_VIEW = {"/sys/fs": "fs"}  # the sandbox's own control groups, and nothing else of what is there
+
+
 TMP_BYTES = 64 << 20  # of the one place in a read-only root that can be written, beside the workspace
 _TMP: dict[str, Any] = {
     "destination": "/tmp",
@@ -97,11 +107,22 @@ def _kernels_mounts(shm_mb: int, read_only_root: bool) -> list[dict[str, Any]]:
     return [*_MOUNTS, shm, *([_TMP] if read_only_root else [])]
 
 
+def _view(directory: str, seen: Seen) -> list[dict[str, Any]]:
+    """Binds of the launcher's files. A limit that this host does not hold is not shown either."""
+    shown = _GROUPS_VIEW | (_MEMORY_VIEW if seen.memory else {}) | (_CPU_VIEW if seen.cpus else {})
+    options = ["rbind", "ro", *_PLAIN]
+    return [
+        {"destination": target, "type": "bind", "source": f"{directory}/{name}", "options": options}
+        for target, name in shown.items()
+    ]
+
+
 def configuration(
     *, root: str, hostname: str, base: int, count: int, user_ns: str, net_ns: str, cgroup: str | None, shm_mb: int,
-    filter: str = "default", no_capabilities: bool = False, read_only_root: bool = False,
+    seen: Seen, filter: str = "default", no_capabilities: bool = False, read_only_root: bool = False,
 ) -> bytes:  # fmt: skip
-    """config.json of an engine outside: the two namespaces made ahead by path, the others new."""
+    """config.json of an engine outside: the two namespaces made ahead by path, the others new. `seen`: what programs shall take for
+    the size of the machine."""
     linux = {
         "uidMappings": _mappings("uid_map", base, count),
         "gidMappings": _mappings("gid_map", base, count),
@@ -116,7 +137,7 @@ def configuration(
         "readonlyPaths": list(READ_ONLY),
         "seccomp": seccomp.profile(filter),
     }
-    mounts = _kernels_mounts(shm_mb, read_only_root)
+    mounts = [*_kernels_mounts(shm_mb, read_only_root), *_view(f"{os.path.dirname(root)}/seen", seen)]
     return _document(root, hostname, no_capabilities, mounts, linux)
 
 

@@ -21,6 +21,7 @@ from atoll.errors import Internal, Unsupported
 TOP = "atoll"
 PERIOD_US = 100_000
 _CONTROLLERS = ("cpu", "memory", "pids")
+_SHOWN = (*_CONTROLLERS, "cpuacct", "cpuset")  # all that Java wants to see before it believes one of them
 SPARE_PIDS = 8  # the agent and its shims, which the user did not ask for
 
 
@@ -112,6 +113,9 @@ class Groups:
                     _step_aside(top)
                 for level in (top, top / TOP, parent):
                     self._delegate(level)
+            if mount == self.hierarchies.v1.get("cpuset"):
+                for level in (top / TOP, parent):
+                    _inherit_cpus(level)
         holder = self.hierarchies.holder("pids")
         limit = self.hierarchies.top(holder) / TOP / "pids.max" if holder else None
         if limit and (limit.exists() or not self.rootless):  # a v2 group that is busy cannot give the controller on
@@ -120,7 +124,9 @@ class Groups:
     def create(self, box: str) -> "Group":
         group = self.open(box)
         for mount in self._used():
-            (self.hierarchies.top(mount) / TOP / self.mark / box).mkdir(exist_ok=True)
+            directory = self.hierarchies.top(mount) / TOP / self.mark / box
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o755)  # programs inside read their own; to others the directories above are closed
         return group
 
     def open(self, box: str) -> "Group":
@@ -142,6 +148,7 @@ class Groups:
 
     def _used(self) -> list[Path]:
         wanted = [self.hierarchies.holder(name) for name in (*_CONTROLLERS, "cpuacct")]
+        wanted.append(self.hierarchies.v1.get("cpuset"))  # limits nothing
         mounts = [mount for mount in [self.hierarchies.unified, *wanted] if mount]
         if not mounts and not self.rootless:
             raise Unsupported("no control groups are mounted", hint="mount cgroup2 on /sys/fs/cgroup")
@@ -174,6 +181,25 @@ class Group:
             "memory_mb": self._set_memory((limits.memory_mb + beside_mb) << 20),
             "pids": self._set("pids", "pids.max", "pids.max", str(pids)),
         }
+
+    def held(self) -> set[str]:
+        """The controllers by which this host holds limits for the group."""
+        v1 = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
+        v2 = {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"}
+        files = {name: (v2 if self._hierarchies.is_v2(name) else v1)[name] for name in _CONTROLLERS}
+        return {name for name, file in files.items() if (top := self._of(name)) and (top / file).exists()}
+
+    def shown(self) -> dict[str, str]:
+        """Groups that programs inside may read, by the name of their directory below /sys/fs/cgroup: v1's, or else the one of v2,
+        which has no name there."""
+        names: dict[Path, list[str]] = {}
+        for name in _SHOWN:
+            if mount := self._hierarchies.v1.get(name):
+                names.setdefault(mount, []).append(name)
+        if not names and self._hierarchies.unified:
+            names[self._hierarchies.unified] = []
+        groups = {",".join(found): self._hierarchies.top(mount) / self._path for mount, found in names.items()}
+        return {name: str(group) for name, group in groups.items() if group.is_dir()}
 
     def _set_cpu(self, cpus: float) -> bool:
         quota = max(1000, int(cpus * PERIOD_US))
@@ -341,6 +367,14 @@ def _with_room(mount: Path, own: Path) -> Path:
         if not _read(group / "cgroup.procs").split():
             return group
     return own
+
+
+def _inherit_cpus(level: Path) -> None:
+    """A v1 group without processors takes no process in: this one has those of its parent, and so have all that are made in it."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if not _read(level / name).strip():
+            _write(level / name, _read(level.parent / name).strip())
+    _write(level / "cgroup.clone_children", "1")
 
 
 def _step_aside(top: Path) -> None:

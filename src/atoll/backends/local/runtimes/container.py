@@ -7,6 +7,7 @@ launcher starts the agent itself, from the same configuration that runc would ge
 import os
 import socket
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import atoll
@@ -19,6 +20,7 @@ from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher
 from atoll.backends.local.runtimes import direct
 from atoll.backends.local.runtimes.base import Engine, Runtime
+from atoll.backends.local.seen import Seen
 
 DIRECT = "direct"
 HANDED_FD = 3  # where the launcher leaves the agent's listening socket
@@ -42,7 +44,8 @@ class OutsideAssembly(Assembly):
                 *(self.engine.program, "--root", str(self.paths.engine / self.engine.name)),
                 *("--log", str(run / "engine.log"), "run", "--detach", "--preserve-fds", "1"),
                 *("--bundle", str(run), "--pid-file", str(run / "pid"), self.spec.id),
-            ]
+            ],
+            "seen": self._seen.to_json(),
         }
 
     def handed(self) -> int:
@@ -57,11 +60,15 @@ class OutsideAssembly(Assembly):
             os.close(directory)
 
     def boot(self) -> dict[str, Any]:
-        return {"listen_fd": HANDED_FD}
+        return {"listen_fd": HANDED_FD, "cpus": self._seen.cpus}
 
     def filter(self) -> str | None:
         """The engine installs the filter. What the host's writable files need beside it is the agent's."""
         return None if self.only_reads_the_host else filters.no_set_id().hex()
+
+    @cached_property
+    def _seen(self) -> Seen:
+        return Seen.held_by(self.backend.groups.open(self.spec.id), self.spec.limits)
 
     def _config(self, stage: str, base: int, user_ns: str, net_ns: str) -> bytes:
         spec, backend = self.spec, self.backend
@@ -72,6 +79,7 @@ class OutsideAssembly(Assembly):
             count=backend.id_count,
             user_ns=user_ns,
             net_ns=net_ns,
+            seen=self._seen,
             cgroup=None if backend.standing.rootless else backend.groups.path(spec.id),
             filter=spec.seccomp,
             no_capabilities=spec.no_capabilities,
@@ -104,7 +112,8 @@ class ContainerAssembly(OutsideAssembly):
         if not self._direct:
             return super().order(stage, descriptors)
         # The file for the process id is the last of the descriptors.
-        return {"direct": direct.order(self._direct_config, self.spec.seccomp, descriptors - 1)}
+        started = direct.order(self._direct_config, self.spec.seccomp, descriptors - 1)
+        return {"direct": started, "seen": self._seen.to_json()}
 
     def descriptors(self) -> list[Callable[[], int]]:
         return [self.pid_file] if self._direct else []

@@ -6,7 +6,6 @@ group is a backstop; when memory runs out the host would end gVisor's kernel, so
 """
 
 import asyncio
-import math
 import mmap
 import os
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes.base import Runtime
 from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
+from atoll.backends.local.seen import Seen
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
@@ -154,12 +154,8 @@ class GvisorAssembly(Assembly):
         )
 
     def order(self, stage: str, descriptors: int) -> dict[str, Any]:
-        limits = self.spec.limits
-        return {
-            "inside": self._config,
-            "argv": self._argv(stage),
-            "seen": {"cpus": math.ceil(limits.cpus), "memory": limits.memory_mb << 20},
-        }
+        seen = Seen.all_of(self.spec.limits).to_json()
+        return {"inside": self._config, "argv": self._argv(stage), "seen": seen}
 
     def _argv(self, stage: str) -> list[str]:
         platform = self.engine.name.removeprefix("runsc-")
