@@ -35,6 +35,14 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> None:
+        """Describe a sandbox. It is created by entering the context, or by its first use.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            options: as for `create`.
+        """
         check_create(options)
         self._options: CreateOptions = options
         self._link = open_async_link(home, endpoint, api_key)
@@ -53,7 +61,42 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> Self:
-        """A new sandbox, running. Destroy it when done, or use it in `async with`."""
+        """Create a sandbox and return it, running. Destroy it when done, or use it in `async with`.
+
+        What is left out is the operator's default. An option that this machine cannot hold is refused, never ignored.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            name: a name of its own, unique among the caller's living sandboxes.
+            runtime: `auto` (the strongest that works here), `gvisor` or `container`.
+            image: what its file system starts from: `host`, a name of the catalog (`atoll image list`) or a registry reference.
+            profile: how strictly it is walled in; see docs/policy.md.
+            mode: a profile with a list of hosts, for one kind of work; see docs/policy.md.
+            env: environment of every command.
+            cpus: processors it may use, also fractions.
+            memory_mb: memory of all its programs together.
+            pids: how many processes and threads it may have.
+            files: how many open files a process may have.
+            disk_mb: size of its disk.
+            shm_mb: size of /dev/shm. None: half of the memory.
+            hosts: the hosts it may reach, instead of the operator's list; [] is none.
+            more_hosts: hosts it may reach beside that list.
+            network: False: it has no network at all.
+            host_ports: ports of the host's loopback that it may reach, as host.atoll.internal.
+            idle_timeout: it ends after so many seconds without use.
+            lifetime: it ends so many seconds from now.
+            workdir: where commands start.
+            labels: any texts of the caller's, shown by `info` and `list`.
+            alias: a further name, which may hold characters that `name` may not.
+            mounts: directories of the host: `{"source": ..., "target": ..., "read_only": True}`. The operator must allow each source.
+            read_only_root: only /workspace and /tmp can be written.
+            persistent: it is stopped, not ended, when it is idle or its daemon was lost, and keeps its disk.
+            keep: it is stopped when idle, its disk kept for a while; the next use starts it again.
+            secrets: stored secrets as variables: `{"name": ..., "key": ..., "env": ...}`.
+            require_approval: operations that a person must approve each time; `command:GLOB`, `path:GLOB` or `host:GLOB`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key, **options)
         await sandbox._target()
         return sandbox
@@ -62,7 +105,14 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
     async def connect(
         cls, ref: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> Self:
-        """An existing sandbox by id, name or alias. Leaving its context does not destroy it."""
+        """Return an existing sandbox. Leaving its context does not destroy it.
+
+        Args:
+            ref: its id, name or alias.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         found = await sandbox._link.call(calls.info(ref))
         sandbox._ref, sandbox._owned = found["id"], False
@@ -78,7 +128,15 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         endpoint: str | None = None,
         api_key: str | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """The caller's sandboxes: `active`, `all`, `running`, `stopped` or `ended` ones."""
+        """Return the caller's sandboxes.
+
+        Args:
+            state: `active` ones (all but ended), `all`, or those that are `running`, `stopped` or `ended`.
+            name: only those of this name.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         link = open_async_link(home, endpoint, api_key)
         try:
             answer = await link.call(calls.list_sandboxes(state, name))
@@ -111,11 +169,12 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         return self._ref, self._link
 
     async def info(self) -> SandboxInfo:
+        """Return what the sandbox is now: state, limits, policy, end."""
         ref, link = await self._target()
         return SandboxInfo(await link.call(calls.info(ref)))
 
     async def destroy(self) -> None:
-        """End it and all that runs in it. Doing so twice is harmless."""
+        """End it and all that runs in it, and delete its disk. Doing so twice is harmless."""
         if self._ref is None:
             return
         with suppress(SandboxGone, NotFound):
@@ -130,7 +189,7 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         return await self._lifecycle("start")
 
     async def stop(self) -> SandboxInfo:
-        """End its processes, keep its disk."""
+        """End its processes and keep its disk."""
         return await self._lifecycle("stop")
 
     async def pause(self) -> SandboxInfo:
@@ -138,11 +197,16 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         return await self._lifecycle("pause")
 
     async def resume(self) -> SandboxInfo:
-        """Thaw what pause froze."""
+        """Thaw what `pause` froze."""
         return await self._lifecycle("resume")
 
     async def extend(self, lifetime: float | None = None, *, idle_timeout: float | None = None) -> SandboxInfo:
-        """Move its end: so many seconds from now, and so many without use."""
+        """Move its end.
+
+        Args:
+            lifetime: seconds from now. None: as it is.
+            idle_timeout: seconds without use. None: as it is.
+        """
         return await self._lifecycle("extend", {"lifetime_s": lifetime, "idle_timeout_s": idle_timeout})
 
     async def _lifecycle(self, verb: str, fields: Mapping[str, Any] | None = None) -> SandboxInfo:
@@ -152,22 +216,37 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
     async def allow_hosts(
         self, hosts: Sequence[str] | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> builtins.list[str]:
-        """Change at once what it may reach: another list ([] is no host), or more, or less; nothing: the default list."""
+        """Change at once which hosts it may reach, and return the new list. Connections no longer allowed are cut.
+
+        Args:
+            hosts: the new list; [] is no host. None, with neither `add` nor `remove`: the operator's list.
+            add: hosts to add.
+            remove: hosts to take away.
+        """
         ref, link = await self._target()
         return [str(host) for host in (await link.call(calls.change_hosts(ref, hosts, add, remove)))["hosts"]]
 
     async def expose(self, port: int, *, host: str = "127.0.0.1") -> str:
-        """A URL for a port inside, HTTP and WebSockets; whoever has it needs nothing else."""
+        """Return a URL for a port inside, for HTTP and WebSockets. It holds its own secret: whoever has it may use it.
+
+        Args:
+            port: the port inside.
+            host: the address of this machine to listen on.
+        """
         ref, link = await self._target()
         return str((await link.call(calls.expose(ref, port, host)))["url"])
 
     async def unexpose(self, port: int) -> bool:
-        """Take the URL away; false when there was none."""
+        """Take the URL of a port away, and return whether there was one.
+
+        Args:
+            port: the port inside.
+        """
         ref, link = await self._target()
         return bool((await link.call(calls.unexpose(ref, port)))["ok"])
 
     async def exposed(self) -> builtins.list[dict[str, Any]]:
-        """Ports that have a URL: port, host, url, site_url and started_at of each."""
+        """Return the ports that have a URL: port, host, url, site_url and started_at of each."""
         ref, link = await self._target()
         return builtins.list((await link.call(calls.get(calls.sandbox_path(ref, "exposures"))))["exposures"])
 
@@ -183,7 +262,18 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run code in a language and wait. `timeout` is in seconds, None for no limit."""
+        """Run code in a language, wait, and return its result.
+
+        Args:
+            code: the program's text.
+            language: `python`, `javascript`, `bash` or another one that the image has.
+            args: its arguments.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            stdin: its whole standard input.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
+        """
         ref, link = await self._target()
         call = calls.start(
             ref, code, language=language, args=args, cwd=cwd, env=env, stdin=stdin, timeout=timeout,
@@ -204,9 +294,18 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run a program (a list) or a shell line (a string) and wait.
+        """Run a program or a shell line, wait, and return its result. A failed command raises nothing.
 
-        `merge_stderr`: both streams come in `stdout`, in the order in which they were written.
+        Args:
+            command: a list of program and arguments, or a line for the shell.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
         """
         ref, link = await self._target()
         call = calls.start(
@@ -218,9 +317,23 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
     async def stream(
         self, command: str | Sequence[str], **options: Unpack[StartOptions]
     ) -> AsyncIterator[Started | Output | Event | ExecResult]:
-        """Run and give the output as it comes; the last item is the ExecResult. Closing the iterator kills the command.
+        """Run a command and give its output as it comes. The last item is the ExecResult.
 
-        With `language` the command is code.
+        Closing the iterator kills the command.
+
+        Args:
+            command: a list of program and arguments, a line for the shell, or code.
+            language: the command is code in this language.
+            args: arguments for code.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            stdin_stream: its standard input stays open for `Command.stdin`.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
         """
         ref, link = await self._target()
         exchange = await link.open(calls.start(ref, command, frames=True, **options))
@@ -231,7 +344,22 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
             exchange.close()
 
     async def start(self, command: str | Sequence[str], **options: Unpack[StartOptions]) -> "AsyncCommand":
-        """Start without waiting; with `language` the command is code. It goes on when this program ends."""
+        """Start a command without waiting and return a handle on it. It goes on when this program ends.
+
+        Args:
+            command: a list of program and arguments, a line for the shell, or code.
+            language: the command is code in this language.
+            args: arguments for code.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            stdin_stream: its standard input stays open for `Command.stdin`.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 10 MiB.
+        """
         ref, link = await self._target()
         options.setdefault("timeout", None)
         call = calls.start(ref, command, background=True, **options)
@@ -239,18 +367,23 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         return AsyncCommand(self, str(started["command_id"]), started.get("pid"))
 
     async def command(self, command_id: str) -> "AsyncCommand":
-        """A handle on a command that was started earlier, by anyone who may use this sandbox."""
+        """Return a handle on a command that was started earlier, by anyone who may use this sandbox.
+
+        Args:
+            command_id: its id, as `start` and `commands` give it.
+        """
         ref, link = await self._target()
         found = await link.call(calls.poll(ref, command_id))
         return AsyncCommand(self, str(found["command_id"]), found.get("pid"))
 
     async def commands(self) -> builtins.list[CommandInfo]:
+        """Return the commands of this sandbox, those that run and those remembered."""
         ref, link = await self._target()
         answer = await link.call(calls.get(calls.sandbox_path(ref, "commands")))
         return [CommandInfo(item) for item in answer["commands"]]
 
     async def processes(self) -> builtins.list[ProcessInfo]:
-        """What runs inside now."""
+        """Return the processes that run inside now."""
         ref, link = await self._target()
         answer = await link.call(calls.get(calls.sandbox_path(ref, "processes")))
         return [ProcessInfo(item) for item in answer["processes"]]
@@ -276,19 +409,33 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         return AsyncPty(self, str(call.command_id), exchange)
 
     async def forward(self, port: int) -> AsyncTunnel:
-        """One TCP connection to a port inside."""
+        """Return one TCP connection to a port inside.
+
+        Args:
+            port: the port inside.
+        """
         ref, link = await self._target()
         return await open_tunnel(link, ref, port)
 
     async def log(self, *, offset: int | None = None, limit: int | None = None) -> dict[str, Any]:
-        """A window of the transcript: output, offset, next_offset, eof."""
+        """Return a window of the transcript: output, offset, next_offset, eof.
+
+        Args:
+            offset: the byte to start at. None: the first that is kept.
+            limit: return at most so many bytes.
+        """
         ref, link = await self._target()
         query = {"offset": offset, "limit": limit}
         answer: dict[str, Any] = await link.call(calls.get(calls.sandbox_path(ref, "log"), query))
         return answer
 
     async def events(self, *, limit: int | None = None, after: int | None = None) -> builtins.list[dict[str, Any]]:
-        """What happened to the sandbox, oldest first."""
+        """Return what happened to the sandbox, oldest first.
+
+        Args:
+            limit: return at most so many, the newest.
+            after: only events with a higher number than this.
+        """
         ref, link = await self._target()
         answer = await link.call(calls.get(calls.sandbox_path(ref, "events"), {"limit": limit, "after": after}))
         return list(answer["events"])
@@ -303,12 +450,22 @@ class AsyncCommand:
         self.pid = pid
 
     async def poll(self, *, stdout_from: int | None = None, stderr_from: int | None = None) -> CommandInfo:
-        """Its state now, with the output kept so far (from the given offsets)."""
+        """Return its state now, with the output kept so far.
+
+        Args:
+            stdout_from: give stdout from this byte on. None: from the first that is kept.
+            stderr_from: the same of stderr.
+        """
         ref, link = await self._sandbox._target()
         return CommandInfo(await link.call(calls.poll(ref, self.id, stdout_from, stderr_from)))
 
     async def attach(self, *, stdout: int = 0, stderr: int = 0) -> AsyncIterator[Started | Output | Event | ExecResult]:
-        """Its output from these offsets on, then the ExecResult. Closing the iterator does not harm the command."""
+        """Give its output from these bytes on, then the ExecResult. Closing the iterator does not harm the command.
+
+        Args:
+            stdout: the byte of stdout to start at.
+            stderr: the byte of stderr to start at.
+        """
         ref, link = await self._sandbox._target()
         exchange = await link.open(calls.attach(ref, self.id, stdout, stderr))
         try:
@@ -318,7 +475,7 @@ class AsyncCommand:
             exchange.close()
 
     async def wait(self) -> ExecResult:
-        """Wait for its end; `stdout` and `stderr` are what was kept of them."""
+        """Wait for its end and return its result; `stdout` and `stderr` are what was kept of them."""
         seen = await self.poll()
         while seen.running:
             async for _ in self.attach(stdout=seen.stdout_bytes, stderr=seen.stderr_bytes):
@@ -327,15 +484,27 @@ class AsyncCommand:
         return ExecResult(seen.wire)
 
     async def output(self) -> str:
-        """What it has written to stdout so far, as far as it is kept."""
+        """Return what it has written to stdout so far, as far as it is kept."""
         return (await self.poll()).stdout
 
     async def stdin(self, data: bytes | str, *, eof: bool = False) -> None:
-        """Write to its standard input (it must have been started with `stdin_stream=True`)."""
+        """Write to its standard input. It must have been started with `stdin_stream=True`.
+
+        Args:
+            data: what to write; text as UTF-8.
+            eof: close its input afterwards.
+        """
         ref, link = await self._sandbox._target()
         await link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data, eof))
 
     async def signal(self, number: int, *, group: str | None = None) -> None:
+        """Send it a signal.
+
+        Args:
+            number: of the signal, as in the module `signal`.
+            group: who gets it: `process` (the command alone), `session`, `tree` (also all it started; the default) or
+                `foreground` (of its terminal).
+        """
         ref, link = await self._sandbox._target()
         await link.call(calls.signal(ref, self.id, number, group))
 
@@ -377,16 +546,26 @@ class AsyncPty:
                 raise
 
     async def write(self, data: bytes | str) -> None:
-        """Type something."""
+        """Type something.
+
+        Args:
+            data: what to type; text as UTF-8.
+        """
         ref, link = await self._sandbox._target()
         await link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data))
 
     async def resize(self, rows: int, cols: int) -> None:
+        """Tell the programs on it that the terminal has another size.
+
+        Args:
+            rows: lines.
+            cols: columns.
+        """
         ref, link = await self._sandbox._target()
         await link.call(calls.resize(ref, self.id, rows, cols))
 
     async def wait(self) -> ExecResult:
-        """Read on to the end and return how it ended."""
+        """Read on to the end and return the result."""
         async for _ in self:
             pass
         if self.result is None:
@@ -394,11 +573,17 @@ class AsyncPty:
         return self.result
 
     async def signal(self, number: int, *, group: str = "foreground") -> None:
-        """Send a signal to what runs in the foreground of the terminal, or to another `group` as in `Command.signal`."""
+        """Send a signal to what runs in the foreground of the terminal.
+
+        Args:
+            number: of the signal, as in the module `signal`.
+            group: another receiver, as for `Command.signal`.
+        """
         ref, link = await self._sandbox._target()
         await link.call(calls.signal(ref, self.id, number, group))
 
     async def kill(self) -> None:
+        """End the command with everything it started."""
         ref, link = await self._sandbox._target()
         await link.call(calls.kill(ref, self.id))
 

@@ -36,7 +36,13 @@ class AsyncWorkspaces:
         return other
 
     async def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> dict[str, Any]:
-        """Keep its files under a name; `full` also what was changed outside /workspace, `force` replaces."""
+        """Keep its files under a name, and return what is known of the snapshot.
+
+        Args:
+            name: of the snapshot.
+            full: also keep what was changed outside /workspace.
+            force: replace a snapshot of that name.
+        """
         ref, link = await self._target()
         found: dict[str, Any] = await link.call(calls.save_snapshot(ref, name, full=full, force=force))
         return found
@@ -51,7 +57,15 @@ class AsyncWorkspaces:
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> Self:
-        """A new sandbox with a snapshot's files."""
+        """Create a sandbox with a snapshot's files and return it, running.
+
+        Args:
+            snapshot: its name.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            options: as for `create`.
+        """
         check_create(options)
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         made = await sandbox._link.call(calls.restore_snapshot(snapshot, options))
@@ -62,7 +76,13 @@ class AsyncWorkspaces:
     async def snapshots(
         cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> builtins.list[dict[str, Any]]:
-        """The caller's snapshots, oldest first."""
+        """Return the caller's snapshots, oldest first.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
             found: builtins.list[dict[str, Any]] = (await sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
@@ -74,7 +94,14 @@ class AsyncWorkspaces:
     async def delete_snapshot(
         cls, name: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> None:
-        """Delete a snapshot and the content only it has."""
+        """Delete a snapshot and the content only it has.
+
+        Args:
+            name: of the snapshot.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
             await sandbox._link.call(calls.delete_snapshot(name))
@@ -91,14 +118,28 @@ class AsyncWorkspaces:
         memory_mb: int | None = None,
         pids: int | None = None,
     ) -> Self:
-        """A sandbox beside this one on the same /workspace: never wider, and gone with it."""
+        """Create a sandbox beside this one on the same /workspace and return it. It may never do more than this one, and ends with it.
+
+        Args:
+            name: a name of its own.
+            env: environment of every command.
+            hosts: the hosts it may reach, among those of this one. None: the same.
+            cpus: processors. None: as this one.
+            memory_mb: memory. None: as this one.
+            pids: processes and threads. None: as this one.
+        """
         ref, link = await self._target()
         limits = {"cpus": cpus, "memory_mb": memory_mb, "pids": pids}
         made = await link.call(calls.subagent(ref, name=name, env=env, hosts=hosts, limits=limits))
         return self._other(str(made["id"]))
 
     async def confirm(self, action: str, *, timeout: float = 30.0) -> bool:
-        """Ask a person to approve an action and wait; whether it was approved within that time."""
+        """Ask a person to approve an action, wait, and return whether it was approved in time.
+
+        Args:
+            action: what the person is shown.
+            timeout: seconds to wait.
+        """
         ref, link = await self._target()
         asked = await link.call(calls.ask_approval(ref, action))
         found = await link.call(calls.wait_approval(asked["id"], timeout))

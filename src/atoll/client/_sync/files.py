@@ -34,11 +34,27 @@ class Files:
     def read(
         self, path: "Path", *, offset: int | None = None, limit: int | None = None, user: str | None = None
     ) -> bytes:
+        """Return the content of a file.
+
+        Args:
+            path: the file.
+            offset: the byte to start at. None: the first.
+            limit: read at most so many bytes. None: all.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         return b"".join([piece for piece in self.read_stream(path, offset=offset, limit=limit, user=user)])
 
     def read_text(
         self, path: "Path", encoding: str = "utf-8", errors: str = "strict", *, user: str | None = None
     ) -> str:
+        """Return the content of a file as text.
+
+        Args:
+            path: the file.
+            encoding: of the text.
+            errors: what to do with bytes that are not of that encoding, as in `bytes.decode`.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         return (self.read(path, user=user)).decode(encoding, errors)
 
     def read_stream(
@@ -49,7 +65,14 @@ class Files:
         limit: int | None = None,
         user: str | None = None,
     ) -> Iterator[bytes]:
-        """The content piece by piece, for files that should not be held in memory."""
+        """Give the content piece by piece, for files that should not be held in memory.
+
+        Args:
+            path: the file.
+            offset: the byte to start at. None: the first.
+            limit: read at most so many bytes. None: all.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         ref, link = self._sandbox._target()
         exchange = link.open(calls.read_file(ref, path, offset, limit, user))
         try:
@@ -71,7 +94,20 @@ class Files:
         create: str | None = None,
         user: str | None = None,
     ) -> FileInfo:
-        """Write text, bytes, or what a file or iterator gives. Without append or offset the old file is replaced whole."""
+        """Write text, bytes, or what a file or iterator gives, and return what the file is now.
+
+        Without `append` or `offset` the old file is replaced whole, and nobody sees half of the new one.
+
+        Args:
+            path: the file.
+            data: text (written as UTF-8), bytes, an open binary file, or an iterator of bytes.
+            mode: permission bits. None: those of the old file, or 0644.
+            append: write behind what is there.
+            offset: write over the content from this byte on.
+            parents: make the directories above it that are missing.
+            create: `any` makes the file or replaces it (the default), `new` refuses one that exists, `existing` one that does not.
+            user: whose rights decide, a name or number inside the sandbox. None: root. A new file is this user's.
+        """
         ref, link = self._sandbox._target()
         whole = (
             data.encode() if isinstance(data, str) else bytes(data) if isinstance(data, (bytes, bytearray)) else None
@@ -93,15 +129,39 @@ class Files:
         files_only: bool = False,
         user: str | None = None,
     ) -> list[FileInfo]:
+        """Return the entries of a directory.
+
+        Args:
+            path: the directory.
+            recursive: also the entries below its directories.
+            since: only entries changed after this time, in seconds since 1970.
+            depth: with `recursive`, go down at most so many levels.
+            limit: return at most so many entries.
+            files_only: leave directories out.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         fields = {"recursive": recursive, "since": since, "depth": depth, "limit": limit, "files_only": files_only}
         answer = self._do("list", {**calls.path_fields(path=path), **fields}, user, repeatable=True)
         return [FileInfo(entry) for entry in answer["entries"]]
 
     def stat(self, path: "Path", *, follow: bool = True, user: str | None = None) -> FileInfo:
+        """Return what is known of one file or directory.
+
+        Args:
+            path: the file or directory.
+            follow: of a symbolic link, describe its target and not the link.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         answer = self._do("stat", {**calls.path_fields(path=path), "follow": follow}, user, repeatable=True)
         return FileInfo(answer["stat"])
 
     def exists(self, path: "Path", *, user: str | None = None) -> bool:
+        """Return whether a path exists. A symbolic link that leads nowhere does.
+
+        Args:
+            path: the path.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         try:
             self.stat(path, follow=False, user=user)
         except NotFound as missing:
@@ -119,22 +179,55 @@ class Files:
         exist_ok: bool = False,
         user: str | None = None,
     ) -> None:
+        """Make a directory.
+
+        Args:
+            path: the directory.
+            parents: make the directories above it that are missing.
+            mode: permission bits. None: 0755.
+            exist_ok: a directory that exists is no error.
+            user: whose rights decide, a name or number inside the sandbox. None: root. The new directory is this user's.
+        """
         fields = {"parents": parents, "mode": mode, "exist_ok": exist_ok}
         self._do("mkdir", {**calls.path_fields(path=path), **fields}, user)
 
     def remove(
         self, path: "Path", *, recursive: bool = False, missing_ok: bool = False, user: str | None = None
     ) -> int:
-        """Remove a file, or with `recursive` a tree; how many entries went."""
+        """Remove a file, an empty directory or a tree, and return how many entries were removed.
+
+        Args:
+            path: what to remove. A symbolic link is removed itself, not its target.
+            recursive: remove a directory with all that is in it.
+            missing_ok: a path that does not exist is no error.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         fields = {"recursive": recursive, "missing_ok": missing_ok}
         return int((self._do("remove", {**calls.path_fields(path=path), **fields}, user)).get("removed") or 0)
 
     def move(self, src: "Path", dst: "Path", *, overwrite: bool = False, user: str | None = None) -> None:
+        """Move or rename a file or directory.
+
+        Args:
+            src: what to move.
+            dst: its new path.
+            overwrite: replace a file that exists.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         self._do("move", {**calls.path_fields(src=src, dst=dst), "overwrite": overwrite}, user)
 
     def copy(
         self, src: "Path", dst: "Path", *, recursive: bool = False, overwrite: bool = False, user: str | None = None
     ) -> None:
+        """Copy a file, or with `recursive` a tree.
+
+        Args:
+            src: what to copy.
+            dst: the path of the copy.
+            recursive: copy a directory with all that is in it.
+            overwrite: replace a file that exists.
+            user: whose rights decide, a name or number inside the sandbox. None: root. The copy is this user's.
+        """
         fields = {"recursive": recursive, "overwrite": overwrite}
         self._do("copy", {**calls.path_fields(src=src, dst=dst), **fields}, user)
 
@@ -148,14 +241,36 @@ class Files:
         recursive: bool = False,
         user: str | None = None,
     ) -> None:
+        """Change the permission bits or the owner.
+
+        Args:
+            path: the file or directory.
+            mode: new permission bits. None: as they are.
+            uid: new owner. None: as it is.
+            gid: new group. None: as it is.
+            recursive: also everything below a directory.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         fields = {"mode": mode, "uid": uid, "gid": gid, "recursive": recursive}
         self._do("chmod", {**calls.path_fields(path=path), **fields}, user)
 
     def symlink(self, target: "Path", path: "Path", *, user: str | None = None) -> None:
+        """Make a symbolic link.
+
+        Args:
+            target: the text of the link: where it leads.
+            path: the link.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         self._do("symlink", calls.path_fields(target=target, path=path), user)
 
     def du(self, path: "Path" = WORKSPACE, *, user: str | None = None) -> dict[str, int]:
-        """Bytes and inodes a tree uses."""
+        """Return how many `bytes` and `inodes` a tree uses.
+
+        Args:
+            path: the tree.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         answer: dict[str, int] = self._do("du", calls.path_fields(path=path), user, repeatable=True)
         return answer
 
@@ -171,6 +286,18 @@ class Files:
         max_matches: int | None = None,
         user: str | None = None,
     ) -> builtins.list[Match]:
+        """Search files for a regular expression and return the lines that match.
+
+        Args:
+            pattern: the regular expression.
+            path: a file, or a directory whose files are searched.
+            recursive: also search the directories below.
+            ignore_case: take upper and lower case for the same.
+            include: only files whose name matches one of these globs.
+            exclude: no file or directory whose name matches one of these globs.
+            max_matches: stop after so many lines.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         fields = {"pattern": pattern, "recursive": recursive, "ignore_case": ignore_case, "max_matches": max_matches}
         globs = {"include": list(include), "exclude": list(exclude)}
         answer = self._do("grep", {**calls.path_fields(path=path), **fields, **globs}, user, repeatable=True)
@@ -191,7 +318,21 @@ class Files:
         ignore_case: bool = False,
         user: str | None = None,
     ) -> builtins.list[dict[str, Any]]:
-        """Replace in `files`, or in the tree at `path`; one entry per file: path, replacements, error."""
+        """Replace text in files, and return one entry for each file: path, replacements, error.
+
+        Args:
+            pattern: the regular expression to replace.
+            replacement: the new text; `$1` stands for the first group.
+            path: a file, or a directory whose files are changed. Give this or `files`.
+            files: the files to change.
+            recursive: also change files in the directories below.
+            include: only files whose name matches one of these globs.
+            exclude: no file or directory whose name matches one of these globs.
+            regex: False takes `pattern` as plain text.
+            first_only: replace only the first match of each file.
+            ignore_case: take upper and lower case for the same.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         fields: dict[str, Any] = {
             "pattern": pattern,
             "replacement": replacement,
@@ -205,7 +346,13 @@ class Files:
         return list(answer["results"])
 
     def upload(self, local: "Path", remote: "Path", *, user: str | None = None) -> None:
-        """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`."""
+        """Copy a local file to the path `remote`, or a local directory's content into the directory `remote`.
+
+        Args:
+            local: a file or directory of this machine.
+            remote: the path inside the sandbox.
+            user: whose rights decide, a name or number inside the sandbox. None: root. What is copied is this user's.
+        """
         source = os.fsdecode(local)
         if not in_thread(os.path.isdir, source):
             mode = (in_thread(os.stat, source)).st_mode & 0o777
@@ -222,6 +369,11 @@ class Files:
         """Copy a file to the path `local`, or a directory's content into the directory `local`.
 
         Returns the entries that were refused: links that lead out of the tree, devices and the like.
+
+        Args:
+            remote: a file or directory inside the sandbox.
+            local: the path on this machine.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
         """
         target = os.fsdecode(local)
         found = self.stat(remote, user=user)
@@ -241,7 +393,13 @@ class Files:
             exchange.close()
 
     def watch(self, path: "Path" = WORKSPACE, *, recursive: bool = True, user: str | None = None) -> Iterator[Change]:
-        """Changes as they happen, from the moment this returns until the iterator is closed."""
+        """Return an iterator over changes, from the moment this returns until the iterator is closed.
+
+        Args:
+            path: the file or directory to watch.
+            recursive: also watch the directories below, and those that are made later.
+            user: whose rights decide, a name or number inside the sandbox. None: root.
+        """
         ref, link = self._sandbox._target()
         exchange = link.open(calls.watch(ref, path, recursive, user))
         exchange.raise_for_status()

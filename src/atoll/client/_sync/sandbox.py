@@ -36,6 +36,14 @@ class Sandbox(Workspaces, Shells):
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> None:
+        """Describe a sandbox. It is created by entering the context, or by its first use.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            options: as for `create`.
+        """
         check_create(options)
         self._options: CreateOptions = options
         self._link = open_link(home, endpoint, api_key)
@@ -54,7 +62,42 @@ class Sandbox(Workspaces, Shells):
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> Self:
-        """A new sandbox, running. Destroy it when done, or use it in `with`."""
+        """Create a sandbox and return it, running. Destroy it when done, or use it in `with`.
+
+        What is left out is the operator's default. An option that this machine cannot hold is refused, never ignored.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            name: a name of its own, unique among the caller's living sandboxes.
+            runtime: `auto` (the strongest that works here), `gvisor` or `container`.
+            image: what its file system starts from: `host`, a name of the catalog (`atoll image list`) or a registry reference.
+            profile: how strictly it is walled in; see docs/policy.md.
+            mode: a profile with a list of hosts, for one kind of work; see docs/policy.md.
+            env: environment of every command.
+            cpus: processors it may use, also fractions.
+            memory_mb: memory of all its programs together.
+            pids: how many processes and threads it may have.
+            files: how many open files a process may have.
+            disk_mb: size of its disk.
+            shm_mb: size of /dev/shm. None: half of the memory.
+            hosts: the hosts it may reach, instead of the operator's list; [] is none.
+            more_hosts: hosts it may reach beside that list.
+            network: False: it has no network at all.
+            host_ports: ports of the host's loopback that it may reach, as host.atoll.internal.
+            idle_timeout: it ends after so many seconds without use.
+            lifetime: it ends so many seconds from now.
+            workdir: where commands start.
+            labels: any texts of the caller's, shown by `info` and `list`.
+            alias: a further name, which may hold characters that `name` may not.
+            mounts: directories of the host: `{"source": ..., "target": ..., "read_only": True}`. The operator must allow each source.
+            read_only_root: only /workspace and /tmp can be written.
+            persistent: it is stopped, not ended, when it is idle or its daemon was lost, and keeps its disk.
+            keep: it is stopped when idle, its disk kept for a while; the next use starts it again.
+            secrets: stored secrets as variables: `{"name": ..., "key": ..., "env": ...}`.
+            require_approval: operations that a person must approve each time; `command:GLOB`, `path:GLOB` or `host:GLOB`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key, **options)
         sandbox._target()
         return sandbox
@@ -63,7 +106,14 @@ class Sandbox(Workspaces, Shells):
     def connect(
         cls, ref: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> Self:
-        """An existing sandbox by id, name or alias. Leaving its context does not destroy it."""
+        """Return an existing sandbox. Leaving its context does not destroy it.
+
+        Args:
+            ref: its id, name or alias.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         found = sandbox._link.call(calls.info(ref))
         sandbox._ref, sandbox._owned = found["id"], False
@@ -79,7 +129,15 @@ class Sandbox(Workspaces, Shells):
         endpoint: str | None = None,
         api_key: str | None = None,
     ) -> builtins.list[SandboxInfo]:
-        """The caller's sandboxes: `active`, `all`, `running`, `stopped` or `ended` ones."""
+        """Return the caller's sandboxes.
+
+        Args:
+            state: `active` ones (all but ended), `all`, or those that are `running`, `stopped` or `ended`.
+            name: only those of this name.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         link = open_link(home, endpoint, api_key)
         try:
             answer = link.call(calls.list_sandboxes(state, name))
@@ -112,11 +170,12 @@ class Sandbox(Workspaces, Shells):
         return self._ref, self._link
 
     def info(self) -> SandboxInfo:
+        """Return what the sandbox is now: state, limits, policy, end."""
         ref, link = self._target()
         return SandboxInfo(link.call(calls.info(ref)))
 
     def destroy(self) -> None:
-        """End it and all that runs in it. Doing so twice is harmless."""
+        """End it and all that runs in it, and delete its disk. Doing so twice is harmless."""
         if self._ref is None:
             return
         with suppress(SandboxGone, NotFound):
@@ -131,7 +190,7 @@ class Sandbox(Workspaces, Shells):
         return self._lifecycle("start")
 
     def stop(self) -> SandboxInfo:
-        """End its processes, keep its disk."""
+        """End its processes and keep its disk."""
         return self._lifecycle("stop")
 
     def pause(self) -> SandboxInfo:
@@ -139,11 +198,16 @@ class Sandbox(Workspaces, Shells):
         return self._lifecycle("pause")
 
     def resume(self) -> SandboxInfo:
-        """Thaw what pause froze."""
+        """Thaw what `pause` froze."""
         return self._lifecycle("resume")
 
     def extend(self, lifetime: float | None = None, *, idle_timeout: float | None = None) -> SandboxInfo:
-        """Move its end: so many seconds from now, and so many without use."""
+        """Move its end.
+
+        Args:
+            lifetime: seconds from now. None: as it is.
+            idle_timeout: seconds without use. None: as it is.
+        """
         return self._lifecycle("extend", {"lifetime_s": lifetime, "idle_timeout_s": idle_timeout})
 
     def _lifecycle(self, verb: str, fields: Mapping[str, Any] | None = None) -> SandboxInfo:
@@ -153,22 +217,37 @@ class Sandbox(Workspaces, Shells):
     def allow_hosts(
         self, hosts: Sequence[str] | None = None, *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> builtins.list[str]:
-        """Change at once what it may reach: another list ([] is no host), or more, or less; nothing: the default list."""
+        """Change at once which hosts it may reach, and return the new list. Connections no longer allowed are cut.
+
+        Args:
+            hosts: the new list; [] is no host. None, with neither `add` nor `remove`: the operator's list.
+            add: hosts to add.
+            remove: hosts to take away.
+        """
         ref, link = self._target()
         return [str(host) for host in (link.call(calls.change_hosts(ref, hosts, add, remove)))["hosts"]]
 
     def expose(self, port: int, *, host: str = "127.0.0.1") -> str:
-        """A URL for a port inside, HTTP and WebSockets; whoever has it needs nothing else."""
+        """Return a URL for a port inside, for HTTP and WebSockets. It holds its own secret: whoever has it may use it.
+
+        Args:
+            port: the port inside.
+            host: the address of this machine to listen on.
+        """
         ref, link = self._target()
         return str((link.call(calls.expose(ref, port, host)))["url"])
 
     def unexpose(self, port: int) -> bool:
-        """Take the URL away; false when there was none."""
+        """Take the URL of a port away, and return whether there was one.
+
+        Args:
+            port: the port inside.
+        """
         ref, link = self._target()
         return bool((link.call(calls.unexpose(ref, port)))["ok"])
 
     def exposed(self) -> builtins.list[dict[str, Any]]:
-        """Ports that have a URL: port, host, url, site_url and started_at of each."""
+        """Return the ports that have a URL: port, host, url, site_url and started_at of each."""
         ref, link = self._target()
         return builtins.list((link.call(calls.get(calls.sandbox_path(ref, "exposures"))))["exposures"])
 
@@ -184,7 +263,18 @@ class Sandbox(Workspaces, Shells):
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run code in a language and wait. `timeout` is in seconds, None for no limit."""
+        """Run code in a language, wait, and return its result.
+
+        Args:
+            code: the program's text.
+            language: `python`, `javascript`, `bash` or another one that the image has.
+            args: its arguments.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            stdin: its whole standard input.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
+        """
         ref, link = self._target()
         call = calls.start(
             ref, code, language=language, args=args, cwd=cwd, env=env, stdin=stdin, timeout=timeout,
@@ -205,9 +295,18 @@ class Sandbox(Workspaces, Shells):
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run a program (a list) or a shell line (a string) and wait.
+        """Run a program or a shell line, wait, and return its result. A failed command raises nothing.
 
-        `merge_stderr`: both streams come in `stdout`, in the order in which they were written.
+        Args:
+            command: a list of program and arguments, or a line for the shell.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
         """
         ref, link = self._target()
         call = calls.start(
@@ -219,9 +318,23 @@ class Sandbox(Workspaces, Shells):
     def stream(
         self, command: str | Sequence[str], **options: Unpack[StartOptions]
     ) -> Iterator[Started | Output | Event | ExecResult]:
-        """Run and give the output as it comes; the last item is the ExecResult. Closing the iterator kills the command.
+        """Run a command and give its output as it comes. The last item is the ExecResult.
 
-        With `language` the command is code.
+        Closing the iterator kills the command.
+
+        Args:
+            command: a list of program and arguments, a line for the shell, or code.
+            language: the command is code in this language.
+            args: arguments for code.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            stdin_stream: its standard input stays open for `Command.stdin`.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
         """
         ref, link = self._target()
         exchange = link.open(calls.start(ref, command, frames=True, **options))
@@ -232,7 +345,22 @@ class Sandbox(Workspaces, Shells):
             exchange.close()
 
     def start(self, command: str | Sequence[str], **options: Unpack[StartOptions]) -> "Command":
-        """Start without waiting; with `language` the command is code. It goes on when this program ends."""
+        """Start a command without waiting and return a handle on it. It goes on when this program ends.
+
+        Args:
+            command: a list of program and arguments, a line for the shell, or code.
+            language: the command is code in this language.
+            args: arguments for code.
+            cwd: where it starts. None: the sandbox's `workdir`.
+            env: variables beside those of the sandbox.
+            user: who runs it, a name or number, optionally with `:group`. None: the image's user, mostly root.
+            umask: permission bits that new files do not get.
+            merge_stderr: stderr comes in `stdout`, in the order in which both were written.
+            stdin: its whole standard input.
+            stdin_stream: its standard input stays open for `Command.stdin`.
+            timeout: seconds after which it is ended, and its result says `timed_out`. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 10 MiB.
+        """
         ref, link = self._target()
         options.setdefault("timeout", None)
         call = calls.start(ref, command, background=True, **options)
@@ -240,18 +368,23 @@ class Sandbox(Workspaces, Shells):
         return Command(self, str(started["command_id"]), started.get("pid"))
 
     def command(self, command_id: str) -> "Command":
-        """A handle on a command that was started earlier, by anyone who may use this sandbox."""
+        """Return a handle on a command that was started earlier, by anyone who may use this sandbox.
+
+        Args:
+            command_id: its id, as `start` and `commands` give it.
+        """
         ref, link = self._target()
         found = link.call(calls.poll(ref, command_id))
         return Command(self, str(found["command_id"]), found.get("pid"))
 
     def commands(self) -> builtins.list[CommandInfo]:
+        """Return the commands of this sandbox, those that run and those remembered."""
         ref, link = self._target()
         answer = link.call(calls.get(calls.sandbox_path(ref, "commands")))
         return [CommandInfo(item) for item in answer["commands"]]
 
     def processes(self) -> builtins.list[ProcessInfo]:
-        """What runs inside now."""
+        """Return the processes that run inside now."""
         ref, link = self._target()
         answer = link.call(calls.get(calls.sandbox_path(ref, "processes")))
         return [ProcessInfo(item) for item in answer["processes"]]
@@ -277,19 +410,33 @@ class Sandbox(Workspaces, Shells):
         return Pty(self, str(call.command_id), exchange)
 
     def forward(self, port: int) -> Tunnel:
-        """One TCP connection to a port inside."""
+        """Return one TCP connection to a port inside.
+
+        Args:
+            port: the port inside.
+        """
         ref, link = self._target()
         return open_tunnel(link, ref, port)
 
     def log(self, *, offset: int | None = None, limit: int | None = None) -> dict[str, Any]:
-        """A window of the transcript: output, offset, next_offset, eof."""
+        """Return a window of the transcript: output, offset, next_offset, eof.
+
+        Args:
+            offset: the byte to start at. None: the first that is kept.
+            limit: return at most so many bytes.
+        """
         ref, link = self._target()
         query = {"offset": offset, "limit": limit}
         answer: dict[str, Any] = link.call(calls.get(calls.sandbox_path(ref, "log"), query))
         return answer
 
     def events(self, *, limit: int | None = None, after: int | None = None) -> builtins.list[dict[str, Any]]:
-        """What happened to the sandbox, oldest first."""
+        """Return what happened to the sandbox, oldest first.
+
+        Args:
+            limit: return at most so many, the newest.
+            after: only events with a higher number than this.
+        """
         ref, link = self._target()
         answer = link.call(calls.get(calls.sandbox_path(ref, "events"), {"limit": limit, "after": after}))
         return list(answer["events"])
@@ -304,12 +451,22 @@ class Command:
         self.pid = pid
 
     def poll(self, *, stdout_from: int | None = None, stderr_from: int | None = None) -> CommandInfo:
-        """Its state now, with the output kept so far (from the given offsets)."""
+        """Return its state now, with the output kept so far.
+
+        Args:
+            stdout_from: give stdout from this byte on. None: from the first that is kept.
+            stderr_from: the same of stderr.
+        """
         ref, link = self._sandbox._target()
         return CommandInfo(link.call(calls.poll(ref, self.id, stdout_from, stderr_from)))
 
     def attach(self, *, stdout: int = 0, stderr: int = 0) -> Iterator[Started | Output | Event | ExecResult]:
-        """Its output from these offsets on, then the ExecResult. Closing the iterator does not harm the command."""
+        """Give its output from these bytes on, then the ExecResult. Closing the iterator does not harm the command.
+
+        Args:
+            stdout: the byte of stdout to start at.
+            stderr: the byte of stderr to start at.
+        """
         ref, link = self._sandbox._target()
         exchange = link.open(calls.attach(ref, self.id, stdout, stderr))
         try:
@@ -319,7 +476,7 @@ class Command:
             exchange.close()
 
     def wait(self) -> ExecResult:
-        """Wait for its end; `stdout` and `stderr` are what was kept of them."""
+        """Wait for its end and return its result; `stdout` and `stderr` are what was kept of them."""
         seen = self.poll()
         while seen.running:
             for _ in self.attach(stdout=seen.stdout_bytes, stderr=seen.stderr_bytes):
@@ -328,15 +485,27 @@ class Command:
         return ExecResult(seen.wire)
 
     def output(self) -> str:
-        """What it has written to stdout so far, as far as it is kept."""
+        """Return what it has written to stdout so far, as far as it is kept."""
         return (self.poll()).stdout
 
     def stdin(self, data: bytes | str, *, eof: bool = False) -> None:
-        """Write to its standard input (it must have been started with `stdin_stream=True`)."""
+        """Write to its standard input. It must have been started with `stdin_stream=True`.
+
+        Args:
+            data: what to write; text as UTF-8.
+            eof: close its input afterwards.
+        """
         ref, link = self._sandbox._target()
         link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data, eof))
 
     def signal(self, number: int, *, group: str | None = None) -> None:
+        """Send it a signal.
+
+        Args:
+            number: of the signal, as in the module `signal`.
+            group: who gets it: `process` (the command alone), `session`, `tree` (also all it started; the default) or
+                `foreground` (of its terminal).
+        """
         ref, link = self._sandbox._target()
         link.call(calls.signal(ref, self.id, number, group))
 
@@ -378,16 +547,26 @@ class Pty:
                 raise
 
     def write(self, data: bytes | str) -> None:
-        """Type something."""
+        """Type something.
+
+        Args:
+            data: what to type; text as UTF-8.
+        """
         ref, link = self._sandbox._target()
         link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data))
 
     def resize(self, rows: int, cols: int) -> None:
+        """Tell the programs on it that the terminal has another size.
+
+        Args:
+            rows: lines.
+            cols: columns.
+        """
         ref, link = self._sandbox._target()
         link.call(calls.resize(ref, self.id, rows, cols))
 
     def wait(self) -> ExecResult:
-        """Read on to the end and return how it ended."""
+        """Read on to the end and return the result."""
         for _ in self:
             pass
         if self.result is None:
@@ -395,11 +574,17 @@ class Pty:
         return self.result
 
     def signal(self, number: int, *, group: str = "foreground") -> None:
-        """Send a signal to what runs in the foreground of the terminal, or to another `group` as in `Command.signal`."""
+        """Send a signal to what runs in the foreground of the terminal.
+
+        Args:
+            number: of the signal, as in the module `signal`.
+            group: another receiver, as for `Command.signal`.
+        """
         ref, link = self._sandbox._target()
         link.call(calls.signal(ref, self.id, number, group))
 
     def kill(self) -> None:
+        """End the command with everything it started."""
         ref, link = self._sandbox._target()
         link.call(calls.kill(ref, self.id))
 

@@ -37,7 +37,13 @@ class Workspaces:
         return other
 
     def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> dict[str, Any]:
-        """Keep its files under a name; `full` also what was changed outside /workspace, `force` replaces."""
+        """Keep its files under a name, and return what is known of the snapshot.
+
+        Args:
+            name: of the snapshot.
+            full: also keep what was changed outside /workspace.
+            force: replace a snapshot of that name.
+        """
         ref, link = self._target()
         found: dict[str, Any] = link.call(calls.save_snapshot(ref, name, full=full, force=force))
         return found
@@ -52,7 +58,15 @@ class Workspaces:
         api_key: str | None = None,
         **options: Unpack[CreateOptions],
     ) -> Self:
-        """A new sandbox with a snapshot's files."""
+        """Create a sandbox with a snapshot's files and return it, running.
+
+        Args:
+            snapshot: its name.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+            options: as for `create`.
+        """
         check_create(options)
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         made = sandbox._link.call(calls.restore_snapshot(snapshot, options))
@@ -63,7 +77,13 @@ class Workspaces:
     def snapshots(
         cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> builtins.list[dict[str, Any]]:
-        """The caller's snapshots, oldest first."""
+        """Return the caller's snapshots, oldest first.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
             found: builtins.list[dict[str, Any]] = (sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
@@ -75,7 +95,14 @@ class Workspaces:
     def delete_snapshot(
         cls, name: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
     ) -> None:
-        """Delete a snapshot and the content only it has."""
+        """Delete a snapshot and the content only it has.
+
+        Args:
+            name: of the snapshot.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
             sandbox._link.call(calls.delete_snapshot(name))
@@ -92,14 +119,28 @@ class Workspaces:
         memory_mb: int | None = None,
         pids: int | None = None,
     ) -> Self:
-        """A sandbox beside this one on the same /workspace: never wider, and gone with it."""
+        """Create a sandbox beside this one on the same /workspace and return it. It may never do more than this one, and ends with it.
+
+        Args:
+            name: a name of its own.
+            env: environment of every command.
+            hosts: the hosts it may reach, among those of this one. None: the same.
+            cpus: processors. None: as this one.
+            memory_mb: memory. None: as this one.
+            pids: processes and threads. None: as this one.
+        """
         ref, link = self._target()
         limits = {"cpus": cpus, "memory_mb": memory_mb, "pids": pids}
         made = link.call(calls.subagent(ref, name=name, env=env, hosts=hosts, limits=limits))
         return self._other(str(made["id"]))
 
     def confirm(self, action: str, *, timeout: float = 30.0) -> bool:
-        """Ask a person to approve an action and wait; whether it was approved within that time."""
+        """Ask a person to approve an action, wait, and return whether it was approved in time.
+
+        Args:
+            action: what the person is shown.
+            timeout: seconds to wait.
+        """
         ref, link = self._target()
         asked = link.call(calls.ask_approval(ref, action))
         found = link.call(calls.wait_approval(asked["id"], timeout))
