@@ -4,9 +4,12 @@ import asyncio
 import inspect
 import os
 import secrets
+import socket
 import ssl
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,8 @@ from atoll import errors
 from atoll.client.route import find_route, parse_endpoint
 from atoll.client.tls import make_context
 from atoll.surfaces.k8e.sdk._async.client import AsyncSandboxClient, async_sandbox_session
-from atoll.surfaces.k8e.sdk._sync.client import ExecResult, SandboxClient, sandbox_session
+from atoll.surfaces.k8e.sdk._sync.client import SandboxClient, sandbox_session
+from atoll.surfaces.k8e.sdk.wire import ExecResult, Replaced
 
 pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy" fixture')
 
@@ -127,8 +131,100 @@ def test_k8e_P12_a_lost_default_session_is_replaced(here) -> None:
     with SandboxClient() as c:
         first = c.default_session()
         here.stub().DestroySession(session_id=first)
-        assert c.run("echo again").stdout == "again\n"
-        assert c.default_session() != first
+        again = c.run("echo again")
+        assert again.stdout == "again\n" and c.default_session() != first
+        assert again.session_replaced == Replaced(first, "destroyed", "the files")
+        assert c.run("true").session_replaced is None, "it is told once"
+
+
+def test_many_clients_of_a_tenant_share_one_session(here) -> None:
+    """They ask at once; one session is made."""
+    tenant = f"team-{secrets.token_hex(3)}"
+    clients = [SandboxClient(tenant_id=tenant) for _ in range(8)]
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = set(pool.map(lambda client: client.default_session(), clients))
+        assert len(found) == 1
+        assert [one.tenant_id for one in clients[0].list_sessions("all")].count(tenant) == 1
+        clients[0].destroy_session(found.pop())
+    finally:
+        for client in clients:
+            client.close()
+
+
+def test_a_repeated_create_is_the_same_session(here) -> None:
+    stub, request = here.stub(), secrets.token_hex(16)
+    made = [stub.CreateSession(request_id=request).session_id for _ in range(2)]
+    assert made[0] == made[1]
+    stub.DestroySession(session_id=made[0])
+
+
+class LossyProxy:
+    """Passes connections on to a Unix socket. The answer to the first request that has `mark` in it is lost."""
+
+    def __init__(self, path: Path, target: str, mark: bytes, done: threading.Event) -> None:
+        self._target, self._mark, self._done = target, mark, done
+        self._lost = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._target)
+                muted = threading.Event()
+                threading.Thread(target=self._forward, args=(client, server, muted), daemon=True).start()
+                threading.Thread(target=self._answer, args=(server, client, muted), daemon=True).start()
+
+    def _forward(self, client: socket.socket, server: socket.socket, muted: threading.Event) -> None:
+        with suppress(OSError):
+            while data := client.recv(65536):
+                if self._mark in data and not self._lost:
+                    self._lost = True
+                    muted.set()
+                    server.sendall(data)
+                    self._done.wait(90)
+                    client.shutdown(socket.SHUT_RDWR)
+                    return
+                server.sendall(data)
+
+    def _answer(self, server: socket.socket, client: socket.socket, muted: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(65536):
+                if not muted.is_set():
+                    client.sendall(data)
+
+
+def test_a_create_whose_answer_is_lost_is_asked_for_again(gateway, tmp_path: Path) -> None:
+    mark, made = secrets.token_hex(8), threading.Event()
+    stub = gateway.stub()
+
+    def mine() -> list[str]:
+        return [one.session_id for one in stub.ListSessions(phase="all").sessions if one.name == f"lost-{mark}"]
+
+    def watch() -> None:
+        while not mine():
+            threading.Event().wait(0.05)
+        made.set()
+
+    proxy = LossyProxy(tmp_path / "p.sock", f"{gateway.home}/grpc.sock", mark.encode(), made)
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        with SandboxClient(f"unix:{tmp_path}/p.sock") as client:
+            session = client.create_session(name=f"lost-{mark}")
+            assert mine() == [session]
+            assert client.exec(session, "echo alive").stdout == "alive\n"
+            client.destroy_session(session)
+    finally:
+        made.set()
+        proxy.close()
 
 
 def test_a_missing_file_does_not_look_like_a_lost_session(here) -> None:

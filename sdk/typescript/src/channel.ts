@@ -119,6 +119,12 @@ export class Channel {
     }
   }
 
+  /** Start the local daemon again if it is gone, and connect anew. */
+  async recover(): Promise<void> {
+    await this.close();
+    await this.open();
+  }
+
   async close(): Promise<void> {
     const opened = this.opened;
     this.opened = undefined;

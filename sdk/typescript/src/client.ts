@@ -1,6 +1,7 @@
 // The client of the K8E contract: SandboxClient and sandboxRun.
+import { randomBytes } from "node:crypto";
 import { Channel, type ConnectOptions } from "./channel.js";
-import { NotFound } from "./errors.js";
+import { NotFound, OutcomeUnknown } from "./errors.js";
 
 export interface ExecResult {
   stdout: string;
@@ -13,6 +14,20 @@ export interface ExecResult {
   status: string;
   truncated: boolean;
   durationMs: number;
+  /** The default session before this run was gone. */
+  sessionReplaced?: SessionReplaced;
+}
+
+/** A default session that is gone: why it ended, and what is lost with it. */
+export interface SessionReplaced {
+  sessionId: string;
+  reason: string;
+  lost: string;
+}
+
+interface WireSession {
+  session_id: string;
+  replaced: { session_id: string; reason: string; lost: string } | null;
 }
 
 export interface FileEntry {
@@ -81,6 +96,8 @@ function result(r: WireExec): ExecResult {
 export class SandboxClient {
   private readonly channel: Channel;
   private session: Promise<string> | undefined;
+  private before = "";
+  private replaced: SessionReplaced | undefined;
 
   constructor(
     endpoint?: string | ConnectOptions,
@@ -93,13 +110,17 @@ export class SandboxClient {
   /** Run code in this client's own session, which is created at the first call. */
   async run(code: string, language = "bash", timeout = 30): Promise<ExecResult> {
     const session = await this.defaultSession();
+    let done: ExecResult;
     try {
-      return await this.code(session, code, language, timeout);
+      done = await this.code(session, code, language, timeout);
     } catch (error) {
       if (!(error instanceof NotFound)) throw error;
-      this.session = undefined; // provably gone: nothing ran
-      return this.code(await this.defaultSession(), code, language, timeout);
+      [this.session, this.before] = [undefined, session]; // provably gone: nothing ran
+      done = await this.code(await this.defaultSession(), code, language, timeout);
     }
+    const replaced = this.replaced;
+    this.replaced = undefined;
+    return replaced ? { ...done, sessionReplaced: replaced } : done;
   }
 
   /** Run code of a language in a given session. */
@@ -136,7 +157,12 @@ export class SandboxClient {
   }
 
   async createSession(options: SessionOptions = {}): Promise<string> {
-    const made = await this.channel.call<{ session_id: string }>("CreateSession", {
+    return (await this.create(options, {})).session_id;
+  }
+
+  /** Make or obtain a session. When the answer is lost it is asked for again: the request id makes it the same one. */
+  private async create(options: SessionOptions, more: Record<string, unknown>): Promise<WireSession> {
+    const request = {
       session_id: options.sessionId ?? "",
       tenant_id: options.tenantId ?? this.tenantId,
       allowed_hosts: options.allowedHosts ?? [],
@@ -145,8 +171,16 @@ export class SandboxClient {
       image: options.image ?? "",
       cpus: options.cpus ?? 0,
       memory_mb: options.memoryMb ?? 0,
-    });
-    return made.session_id;
+      request_id: randomBytes(16).toString("hex"),
+      ...more,
+    };
+    try {
+      return await this.channel.call<WireSession>("CreateSession", request);
+    } catch (error) {
+      if (!(error instanceof OutcomeUnknown)) throw error;
+      await this.channel.recover();
+      return this.channel.call<WireSession>("CreateSession", request);
+    }
   }
 
   async destroySession(sessionId: string): Promise<void> {
@@ -198,8 +232,18 @@ export class SandboxClient {
     }
   }
 
+  /** The tenant's own session, which every client of the tenant gets, or one of this client's. */
+  private async obtain(): Promise<string> {
+    const found = await this.create({}, { obtain: true, before: this.before });
+    this.before = "";
+    if (found.replaced) {
+      this.replaced = { sessionId: found.replaced.session_id, reason: found.replaced.reason, lost: found.replaced.lost };
+    }
+    return found.session_id;
+  }
+
   private defaultSession(): Promise<string> {
-    this.session ??= this.createSession().catch((error: unknown) => {
+    this.session ??= this.obtain().catch((error: unknown) => {
       this.session = undefined;
       throw error;
     });

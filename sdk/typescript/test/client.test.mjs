@@ -26,6 +26,38 @@ test("k8e_P46 two runs share a session", async () => {
   }
 });
 
+test("a lost default session is replaced, and told", async () => {
+  const client = new SandboxClient();
+  const other = new SandboxClient();
+  try {
+    const first = await client.run("echo $HOSTNAME > note.txt; pwd");
+    assert.equal(first.sessionReplaced, undefined);
+    const session = await client.defaultSession();
+    await other.destroySession(session);
+    const again = await client.run("ls");
+    assert.equal(again.stdout, "");
+    assert.deepEqual(again.sessionReplaced, { sessionId: session, reason: "destroyed", lost: "the files" });
+    assert.equal((await client.run("true")).sessionReplaced, undefined, "it is told once");
+  } finally {
+    await client.close();
+    await other.close();
+  }
+});
+
+test("two clients of a tenant share its session", async () => {
+  const tenant = `team-${process.pid}`;
+  const one = new SandboxClient(undefined, tenant);
+  const two = new SandboxClient(undefined, tenant);
+  try {
+    const sessions = await Promise.all([one.defaultSession(), two.defaultSession()]);
+    assert.equal(sessions[0], sessions[1]);
+    await one.destroySession(sessions[0]);
+  } finally {
+    await one.close();
+    await two.close();
+  }
+});
+
 test("k8e_P46 createSession, writeFile, exec, readFile, listFiles, destroySession", async () => {
   const client = new SandboxClient();
   try {

@@ -189,4 +189,4 @@ def _session(link: Link, arguments: Arguments) -> str:
         return str(chosen)
     from .run import obtain
 
-    return obtain(state_of(arguments, tenant_of(arguments)), link, {})
+    return obtain(state_of(arguments, tenant_of(arguments)), link, {})[0]

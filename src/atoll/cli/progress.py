@@ -51,9 +51,6 @@ def _watch(link: Link, call: Call) -> dict[str, Any]:
     try:
         exchange = link.open(call)
         exchange.raise_for_status()
-        if exchange.head.status == 201:  # a daemon of a version that does not tell
-            made: dict[str, Any] = exchange.json()
-            return made
         for value in exchange.frames():
             if isinstance(value, Event) and "progress" in value.data:
                 shown.show(value.data["progress"])

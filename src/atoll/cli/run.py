@@ -7,11 +7,9 @@ import os
 from ..client import calls
 from ..client.results import ExecResult, Output
 from ..errors import AtollError, InvalidArgument, NotFound
-from ..words import k8e as words
 from .output import FAILED, for_people, print_json, program_name, safe_bytes, say, write
 from .session import (
     create_options,
-    of_tenant,
     open_link,
     reference,
     run_id,
@@ -54,7 +52,7 @@ def run(arguments: Arguments) -> int:
         return start(chosen)
     tenant = tenant_of(arguments)
     state = state_of(arguments, tenant)
-    session = obtain(state, link, create_options(arguments), arguments)
+    session, _ = obtain(state, link, create_options(arguments), arguments)
     try:
         _add_hosts(link, session, arguments)
         return start(session)
@@ -72,8 +70,9 @@ def run(arguments: Arguments) -> int:
         if _had_begun(link, session, command):
             error.hint = "the files in it are lost, and the next run has a new sandbox; --memory gives that one more"
             raise
-        replaced = tell_replaced(session, error)
-    return start(obtain(state, link, create_options(arguments), arguments))  # nothing ran: once more in a new one
+        say(f"{program_name()}: {error.message}; this run has a new sandbox, and {LOST} of {session} are lost")
+    fresh, replaced = obtain(state, link, create_options(arguments), arguments, session)
+    return start(fresh)  # nothing ran: once more in a new one
 
 
 def _add_hosts(link: Link, session: str, arguments: Arguments) -> None:
@@ -81,14 +80,6 @@ def _add_hosts(link: Link, session: str, arguments: Arguments) -> None:
         from .network import add_hosts
 
         add_hosts(link, session, arguments)
-
-
-def tell_replaced(session: str, error: AtollError) -> dict[str, Any]:
-    """Say on stderr that the automatic sandbox is gone with its files; return the same for the answer."""
-    reason = str(error.details.get("reason") or error.code)
-    found = {"session_id": session, "reason": reason, "lost": LOST}
-    say(f"{program_name()}: {error.message}; this run has a new sandbox, and {LOST} of {session} are lost")
-    return found
 
 
 def _had_begun(link: Link, session: str, command: str) -> bool:
@@ -102,44 +93,33 @@ def _had_begun(link: Link, session: str, command: str) -> bool:
     return True
 
 
-def obtain(state: State, link: Link, options: dict[str, Any], filling: Arguments | None = None) -> str:
-    """The tenant's own sandbox, found or made; a new one with what --manifest and --git-repo of `filling` say."""
-    current = state.current()
+def obtain(
+    state: State, link: Link, options: dict[str, Any], filling: Arguments | None = None, before: str | None = None
+) -> tuple[str, Replaced]:
+    """Return the tenant's own sandbox, found or made, and what became of the one `before`.
+
+    A new one has what --manifest and --git-repo of `filling` say.
+    """
+    current = state.current() if before is None else None
     if current is not None:
-        return current
+        return current, None
+    if filling is not None and filling.values.get("persistent"):
+        options["persistent"] = True
+    if filling is not None and (filling.manifest or filling.git_repo):
+        from .filled import obtain_filled
 
-    found: list[str] = []
+        return obtain_filled(state, link, options, filling), None
+    from .progress import create_watched
 
-    def create() -> str:
-        there = of_tenant(link, state.tenant)
-        asleep = None if there is not None else of_tenant(link, state.tenant, "stopped")
-        if asleep is not None and wake(link, asleep):
-            there = asleep
-        if there is not None:
-            found.append(there)
-            return there
-        options.setdefault("idle_timeout", words.AUTO_IDLE_S)
-        if filling is not None and filling.values.get("persistent"):
-            options["persistent"] = True
-        else:
-            options["keep"] = True
-            options.setdefault("lifetime", words.AUTO_LIFETIME_S)
-        options["labels"] = words.tenant_labels(state.tenant)
-        if filling is not None and (filling.manifest or filling.git_repo):
-            from .workspaces import create_filled
-
-            return shown(create_filled(link, filling, options)[0]["id"])
-        from .progress import create_watched
-
-        made = create_watched(link, calls.create(options))
-        tell_unheld(made)
-        return shown(made["id"])
-
-    def discard(late: str) -> None:
-        if late not in found:
-            link.call(calls.destroy(reference(late)))
-
-    return state.obtain(create, discard)[0]
+    found = create_watched(
+        link, calls.obtain_session(options, state.tenant, state.holder, before and reference(before))
+    )
+    session = shown(found["sandbox"]["id"])
+    if found["created"]:
+        tell_unheld(found["sandbox"])
+    state.remember(session)
+    replaced = found.get("replaced")
+    return session, replaced and {"session_id": before, "reason": replaced["reason"], "lost": replaced["lost"]}
 
 
 def _code(arguments: Arguments) -> str:

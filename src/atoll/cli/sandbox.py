@@ -15,7 +15,7 @@ from .session import (
     create_options,
     data_directory,
     endpoint_of,
-    of_tenant,
+    find_own,
     open_link,
     reference,
     run_id,
@@ -195,9 +195,7 @@ def destroy(arguments: Arguments) -> int:
     else:
         tenant = tenant_of(arguments)
         link = open_link(arguments)
-        session = (
-            state_of(arguments, tenant).current() or of_tenant(link, tenant) or of_tenant(link, tenant, "stopped") or ""
-        )
+        session = state_of(arguments, tenant).current() or find_own(link, state_of(arguments, tenant)) or ""
         if not session:
             raise InvalidArgument("destroy needs an ID: this tenant has no sandbox of its own")
     try:
@@ -250,7 +248,7 @@ def status(arguments: Arguments) -> int:
         link = open_link(arguments)
         health = link.call(calls.get("/v1/health"))
         found.update(available=bool(health.get("ok", True)), version=health.get("version"))
-        session = session or of_tenant(link, tenant)
+        session = session or find_own(link, state_of(arguments, tenant))
         if session:
             link.call(calls.info(reference(session)))
             found["session_id"] = session

@@ -107,20 +107,12 @@ def tenant_of(arguments: Arguments) -> str:
     return str(tenant)
 
 
-def of_tenant(link: Link, tenant: str, state: str = "running") -> str | None:
-    """The newest sandbox of a tenant in this state, whichever machine made it. `default` is no tenant, but each machine's
-    own."""
-    if tenant == "default":
-        return None
+def find_own(link: Link, state: State) -> str | None:
+    """Return the tenant's own sandbox as the daemon knows it; None: there is none."""
     from ..client import calls
 
-    found = [
-        item
-        for item in link.call(calls.list_sandboxes("active"))["sandboxes"]
-        if words.tenant_of(item.get("labels")) == tenant and item.get("state") == state and not item.get("parent_id")
-    ]
-    found.sort(key=lambda item: item.get("created_at") or 0)
-    return shown(found[-1]["id"]) if found else None
+    found = link.call(calls.find_session(state.tenant, state.holder))["sandbox"]
+    return None if found is None else shown(found["id"])
 
 
 def tell_unheld(made: dict[str, Any]) -> None:

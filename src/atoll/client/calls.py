@@ -104,6 +104,19 @@ def create(options: Mapping[str, Any]) -> Call:
     return Call("POST", "/v1/sandboxes", _encode(fields), _JSON, repeatable=True)
 
 
+def obtain_session(options: Mapping[str, Any], tenant: str, holder: str = "", before: str | None = None) -> Call:
+    """The tenant's own session, found or made of `options`. Asked twice, the daemon answers with the same one."""
+    sandbox = {**create_fields(options), "request_id": new_command_id()}
+    fields = {"tenant": tenant, "holder": holder, "sandbox": sandbox}
+    return Call(
+        "POST", "/v1/sessions", _encode({**fields, **({"before": before} if before else {})}), _JSON, repeatable=True
+    )
+
+
+def find_session(tenant: str, holder: str = "") -> Call:
+    return get("/v1/sessions", {"tenant": tenant, "holder": holder})
+
+
 def create_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     fields = {_RENAMED.get(key, key): value for key, value in options.items() if key not in _LIMITS}
     fields["runtime"] = fields.get("runtime") or os.environ.get("ATOLL_RUNTIME") or None

@@ -9,7 +9,7 @@ from atoll.config import Config
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.approvals import Approvals
 from atoll.core.access.audit import Audit
-from atoll.core.access.audited_verbs import Auditing
+from atoll.core.access.audited_verbs import Auditing, Part
 from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.held_connections import Connections
 from atoll.core.access.key_confirmation import Granting
@@ -17,6 +17,7 @@ from atoll.core.access.key_verbs import KeyVerbs
 from atoll.core.access.keys import Keys
 from atoll.core.access.secrets import Secrets, Vault
 from atoll.core.commands.history import History
+from atoll.core.commands.history_verbs import Past
 from atoll.core.commands.shells import Shells
 from atoll.core.commands.verbs import Commands
 from atoll.core.files.exposures import Exposures
@@ -30,6 +31,7 @@ from atoll.core.sandboxes.idle_freeze import Doze
 from atoll.core.sandboxes.oneshot import Once
 from atoll.core.sandboxes.reaper import Reaper
 from atoll.core.sandboxes.recovery import reconcile
+from atoll.core.sandboxes.sessions import Sessions
 from atoll.core.sandboxes.subagents import SubAgents
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
@@ -62,6 +64,7 @@ class Core:
         self.approvals = Approvals(self.sandboxes, self.store, self.history, self.keys)
         gate = Gate(self.approvals)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs", self.secrets, gate)
+        self.past = Past(self.sandboxes, self.history)
         self.shells = Shells(self.sandboxes, self.commands)
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)
@@ -70,6 +73,7 @@ class Core:
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
+        self.sessions = Sessions(self.sandboxes)
         self.snapshots = Snapshots(self.sandboxes, self.history, home, self.workers)
         self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
@@ -81,10 +85,9 @@ class Core:
         self.key_verbs = KeyVerbs(self.keys, self.granting, self.keeper.watch)
         self.image_verbs = ImageVerbs(images, self.store)
         self.auditing = Auditing(self.audit, self.sandboxes)
-        parts = (self.sandboxes, self.commands, self.shells, self.files, self.hosts, self.ports, self.exposures, self.secrets,
-                 self.approvals, self.subagents, self.snapshots, self.manifests, self.once, self.key_verbs, self.image_verbs)  # fmt: skip
-        for part in parts:
-            part.auditing = self.auditing
+        for part in vars(self).values():
+            if isinstance(part, Part):
+                part.auditing = self.auditing
 
     async def start(self) -> None:
         """Bring the records and the machine into agreement, then watch the clock. Nothing is served before."""

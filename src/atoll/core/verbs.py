@@ -80,6 +80,9 @@ _ROWS = (
          through=("create", "files.write", "commands.stream", "destroy")),
     Verb("manifests.create", model.CreateFromManifest, _INFO, writes=True, sandbox=False,
          through=("create", "files.write", "files.mkdir", "commands.exec", "destroy")),
+    _reading("sessions.find"),
+    Verb("sessions.obtain", model.ObtainSession, model.SessionInfo, writes=True, repeatable=True, sandbox=False,
+         through=("create", "start", "resume")),
     # Commands
     _writing("commands.exec", model.ExecSpec, model.ExecResult, *_COMMAND),
     _writing("commands.stream", model.ExecSpec, model.ExecResult, *_COMMAND),
@@ -99,6 +102,9 @@ _ROWS = (
     Verb("shells.close", None, model.ShellInfo, writes=True, repeatable=True, through=("commands.kill",)),
     _ending("shells.interrupt", None, model.ShellInfo, "shell"),
     _reading("shells.list"),
+    # What has happened
+    _reading("history.transcript"),
+    _reading("history.events"),
     # Files
     _reading("files.read"),
     _reading("files.list", model.ListFiles),
@@ -163,6 +169,7 @@ _ROWS = (
     _ending("keys.revoke", model.NamedKey, None, "name", scope="admin", sandbox=False),
     _reading("certificates.list", None, None, "admin"),
     _ending("certificates.revoke", model.NamedCertificate, None, "fingerprint", scope="admin", sandbox=False),
+    _writing("certificates.issue", None, None, "device", scope="own", sandbox=False),
     # The daemon
     _ending("daemon.stop", model.Stop, None, "force", scope="admin", sandbox=False),
     _writing("daemon.pin", model.Pin, None, "mode", scope="admin", repeatable=True, sandbox=False),

@@ -132,6 +132,39 @@ class SandboxInfo(Answer, kw_only=True):
     unrecorded: list[str] | UnsetType = UNSET  # of an ending: where it could not be written down yet (`store`, `audit`)
 
 
+Tenant = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$")]
+
+
+class ObtainSession(Request, kw_only=True):
+    """The session of a tenant, found or made of `sandbox`. Without a tenant: the caller's own, which `before` names.
+
+    `holder` tells the sessions of several machines of one tenant apart. `before` is the session the caller had.
+    """
+
+    tenant: Tenant = ""
+    holder: Annotated[str, Meta(max_length=64)] = ""
+    before: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+
+    def __post_init__(self) -> None:
+        if ".." in self.tenant:
+            raise ValueError("a tenant's name has no `..`")
+
+
+class Replaced(Answer, kw_only=True):
+    """A session that is gone: why it ended, and what is lost with it."""
+
+    id: str
+    reason: str
+    lost: str
+
+
+class SessionInfo(Answer, kw_only=True):
+    sandbox: SandboxInfo
+    created: bool
+    replaced: Replaced | None = None
+
+
 class PullImage(Request, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=512)]
 

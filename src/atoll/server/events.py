@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+from atoll.core import Core
 from atoll.core.commands.history import History
 from atoll.server import frames
 from atoll.server.request import Exchange, flag, whole
@@ -11,16 +12,16 @@ from atoll.server.request import Exchange, flag, whole
 WINDOW = ("limit", "after", "follow")  # the query of a route that answers so
 
 
-async def answer(exchange: Exchange, history: History, sandbox: str | None, kind: str | None = None) -> None:
+async def answer(exchange: Exchange, core: Core, ref: str | None, kind: str | None = None) -> None:
     """Of one sandbox or of all; of one kind or of any."""
-    query, owner = exchange.query(*WINDOW), exchange.who.owner
+    query = exchange.query(*WINDOW)
     limit, after = whole(query, "limit", 500, 1, 10_000), whole(query, "after")
     if flag(query, "follow"):
-        await frames.send(exchange, _follow(history, owner, sandbox, after or 0, kind))
+        sandbox = None if ref is None else core.sandboxes.known(exchange.who, ref)["id"]
+        await frames.send(exchange, _follow(core.history, exchange.who.owner, sandbox, after or 0, kind))
         return
-    found = history.events(owner, sandbox, limit + 1, after, kind)
-    kept = found[:limit] if after is not None else found[-limit:]
-    await exchange.answer({"events": kept, "returned": len(kept), "truncated": len(found) > limit})
+    kept, more = await core.past.events(exchange.who, ref, limit, after, kind)
+    await exchange.answer({"events": kept, "returned": len(kept), "truncated": more})
 
 
 async def _follow(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ..labels import SESSION as SESSION_LABEL
 from ..labels import TENANT as TENANT_LABEL
+from ..labels import session_labels
 from ..labels import tenant_of as tenant_of
 
 TYPE_CHECKING = False
@@ -44,7 +45,6 @@ PHASE_NAMES = ("Active", "Paused", "Terminating")
 
 OK, FAILED, UNREACHABLE, EXHAUSTED = 0, 1, 2, 8  # exit codes of `sandbox ...` verbs
 
-AUTO_IDLE_S, AUTO_LIFETIME_S = 1800, 43_200  # of automatic and tenants' sessions
 MAX_ENV, MAX_ENV_KEY, MAX_ENV_VALUE, MAX_ENV_SUM = 64, 256, 4096, 32 * 1024
 MAX_SECRETS = 32
 TENANT_RULE = "1 to 63 letters, digits, `.`, `_` or `-`, starting with a letter or digit"
@@ -104,7 +104,7 @@ def is_tenant(text: str) -> bool:
 
 def tenant_labels(tenant: str) -> dict[str, str]:
     """Return the labels of a new sandbox of this tenant."""
-    return {TENANT_LABEL: tenant} if tenant else {}
+    return session_labels(tenant)
 
 
 def _is_id(text: str) -> bool:

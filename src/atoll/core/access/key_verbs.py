@@ -31,6 +31,12 @@ class Certificates(Protocol):
     def revoke_key(self, key_id: str) -> list[Any]: ...
 
 
+class Issuer(Protocol):
+    """The daemon's certificate authority."""
+
+    def issue(self, csr_pem: str, key_name: str, key_id: str, *, device: str = "", until: int | None = None) -> Any: ...
+
+
 class KeyVerbs(Part):
     """`certificates` opens the ledger; None where no certificate was ever issued."""
 
@@ -77,6 +83,14 @@ class KeyVerbs(Part):
         self._granting.check(who, "import", asked.scopes, None)
         maker = who.owner if isinstance(who, KeyHolder) else "import"
         return self._keys.import_k8e(asked.text, scopes=asked.scopes, created_by=maker)
+
+    @verb("certificates.issue")
+    async def issue_certificate(self, who: Principal, issuer: Issuer, request: str, device: str) -> Any:
+        """Return a client certificate that says the key's name. It counts only as long as the key does."""
+        if not isinstance(who, KeyHolder):
+            raise errors.FailedPrecondition("a local caller needs no certificate", hint="log in with an API key")
+        key = self._keys.current(who.key_id)
+        return issuer.issue(request, key.name, key.id, device=device, until=key.expires_at)
 
     @verb("certificates.list")
     async def list_certificates(self, who: Principal) -> Many:

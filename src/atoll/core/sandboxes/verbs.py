@@ -5,11 +5,11 @@ A create that fails, or whose caller went away, leaves nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -40,6 +40,28 @@ from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
 STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "stopped": ("stopped",),
           "paused": ("paused",), "ended": ("ended",)}  # fmt: skip
 NEVER_MS = 10 * 365 * 86400 * 1000
+
+
+Made = TypeVar("Made")
+
+
+async def watch_image(make: Callable[[], Coroutine[Any, Any, Made]]) -> AsyncIterator[dict[str, Any] | Made]:
+    """Do work that may need an image: yield how far that is while it is fetched or built, and the work's result last."""
+    steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    token = WATCHER.set(steps.put_nowait)
+    try:
+        task = asyncio.ensure_future(make())
+    finally:
+        WATCHER.reset(token)
+    task.add_done_callback(lambda _: steps.put_nowait(None))
+    try:
+        while (step := await steps.get()) is not None:
+            yield step
+        yield task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
 
 
 class Making:
@@ -104,23 +126,9 @@ class Sandboxes(Part, Lifecycle):
         finally:
             making.waiting -= 1
 
-    async def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[dict[str, Any] | SandboxInfo]:
+    def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[dict[str, Any] | SandboxInfo]:
         """The same, with how far its image is while that is fetched or built (`{"progress": ...}`); the sandbox last."""
-        steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        token = WATCHER.set(steps.put_nowait)
-        try:
-            task = asyncio.ensure_future(self.create(who, spec))
-        finally:
-            WATCHER.reset(token)
-        task.add_done_callback(lambda _: steps.put_nowait(None))
-        try:
-            while (step := await steps.get()) is not None:
-                yield step
-            yield task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
+        return watch_image(lambda: self.create(who, spec))
 
     @verb("get")
     async def get(self, who: Principal, ref: str) -> SandboxInfo:

@@ -14,17 +14,15 @@ from atoll.core import Core
 from atoll.core.access.audited_verbs import SOURCE
 from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.principals import Principal
-from atoll.model import Chunk, CreateSandbox, ExecResult, SandboxInfo, convert
+from atoll.model import Chunk, CreateSandbox, ExecResult, ObtainSession, convert
 from atoll.server.request import internal
 from atoll.surfaces.mcp import content
 from atoll.surfaces.mcp.progress import Live, Report
 from atoll.surfaces.mcp.settings import Settings
 from atoll.surfaces.mcp.tools import TOOLSETS, Arguments, Handler
-from atoll.words import k8e as words
 
 log = logging.getLogger("atoll.mcp")
 
-IDLE_S, LIFETIME_S = float(words.AUTO_IDLE_S), float(words.AUTO_LIFETIME_S)
 MAX_CALLS = 256  # of one client at once; more wait
 HANDLERS: dict[str, Handler] = {}
 
@@ -92,21 +90,13 @@ class Client:
     async def default_session(self) -> str:
         """The session that code runs in: the tenant's, or this client's own; a new one when it has ended."""
         async with self._lock:
-            if self.session is not None and await self._usable(self.session):
-                return self.session
-            before = self.session
-            self.session = await self._of_tenant() or (await self._create_session()).id
-            if before is not None:
-                self.replaced = {"reason": await self._reason(before), "lost": "its files and processes"}
+            spec = CreateSandbox(runtime=self.settings.runtime, keep=True)
+            asked = ObtainSession(tenant=self.settings.tenant, before=self.session, sandbox=spec)
+            found = await self.core.sessions.obtain(self.who, asked)
+            self.session = found.sandbox.id
+            if found.replaced is not None:
+                self.replaced = {"reason": found.replaced.reason, "lost": found.replaced.lost}
             return self.session
-
-    async def _reason(self, session: str) -> str:
-        """Return why a session has ended."""
-        try:
-            end = (await self.core.sandboxes.get(self.who, session)).end
-        except errors.NotFound:
-            return "not found"
-        return end.kind if end is not None else "unknown"
 
     def _lost(self, refusal: errors.AtollError) -> None:
         self.on_lost()
@@ -129,35 +119,6 @@ class Client:
         except errors.AtollError as error:
             if not isinstance(error, errors.NotFound | errors.SandboxGone):
                 log.warning("session %s of a client that left is not gone yet: %s", session, error)
-
-    async def _usable(self, session: str) -> bool:
-        try:
-            state = (await self.core.sandboxes.get(self.who, session)).state
-            if state == "stopped":
-                state = (await self.core.sandboxes.start(self.who, session)).state
-            elif state == "paused":
-                state = (await self.core.sandboxes.resume(self.who, session)).state
-        except errors.AtollError:
-            return False
-        return state == "running"
-
-    async def _of_tenant(self) -> str | None:
-        tenant = self.settings.tenant
-        if not tenant:
-            return None
-        known = [info for info in await self.core.sandboxes.list(self.who) if words.tenant_of(info.labels) == tenant]
-        for state in ("running", "stopped"):  # one that keeps its workspace is asleep when nobody uses it
-            for info in known:
-                if info.state == state and await self._usable(info.id):
-                    return info.id
-        return None
-
-    async def _create_session(self) -> SandboxInfo:
-        labels = words.tenant_labels(self.settings.tenant)
-        spec = CreateSandbox(
-            runtime=self.settings.runtime, idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, labels=labels, keep=True
-        )
-        return await self.core.sandboxes.create(self.who, spec)
 
 
 @dataclass(frozen=True, slots=True)

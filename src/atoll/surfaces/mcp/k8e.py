@@ -4,9 +4,10 @@ from typing import Any
 
 from atoll import errors
 from atoll.core.commands.packages import pip_install as pip_install_command
+from atoll.labels import IDLE_S, LIFETIME_S
 from atoll.model import CreateSandbox, ExecSpec, ListFiles, RunSpec, convert
 from atoll.surfaces.mcp import content, files, tools
-from atoll.surfaces.mcp.client import IDLE_S, LIFETIME_S, Call, given, tool
+from atoll.surfaces.mcp.client import Call, given, tool
 from atoll.surfaces.mcp.named import exec_named, run_command
 from atoll.words import k8e as words
 from atoll.words import k8e_ids as ids
@@ -59,7 +60,7 @@ async def create_session(call: Call, asked: tools.CreateSession) -> content.Resu
     if asked.session_id:
         fields["alias"] = labels[words.SESSION_LABEL] = asked.session_id
     else:
-        fields.update(idle_timeout_s=IDLE_S, lifetime_s=LIFETIME_S, keep=bool(tenant))
+        fields.update(idle_timeout_s=float(IDLE_S), lifetime_s=float(LIFETIME_S), keep=bool(tenant))
     spec = convert(CreateSandbox, fields)
     call.settings.ceiling.check(spec)
     info = await call.core.sandboxes.create(call.who, spec)

@@ -54,7 +54,7 @@ async def egress(rest: Rest, exchange: Exchange) -> None:
     scope="admin",
 )
 async def egress_log(rest: Rest, exchange: Exchange) -> None:
-    await events.answer(exchange, rest.core.history, None, BLOCKED)
+    await events.answer(exchange, rest.core, None, BLOCKED)
 
 
 @route("GET", "/v1/policy/hosts", "The hosts of a mode, of a run, or the default ones", query=("of",), scope="admin")

@@ -39,6 +39,22 @@ async def destroy(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer(await rest.core.sandboxes.destroy(exchange.who, exchange.ref))
 
 
+@route("POST", "/v1/sessions", "A tenant's own session, found or made", verb="sessions.obtain")
+async def obtain_session(rest: Rest, exchange: Exchange) -> None:
+    asked = await exchange.json(model.ObtainSession)
+    if frames.wanted(exchange):
+        await frames.send(exchange, rest.core.sessions.obtain_watched(exchange.who, asked))
+        return
+    await exchange.answer(await exchange.while_connected(rest.core.sessions.obtain(exchange.who, asked)))
+
+
+@route("GET", "/v1/sessions", "A tenant's own session as it is", verb="sessions.find", query=("tenant", "holder"))
+async def find_session(rest: Rest, exchange: Exchange) -> None:
+    query = exchange.query("tenant", "holder")
+    found = await rest.core.sessions.find(exchange.who, query.get("tenant", ""), query.get("holder", ""))
+    await exchange.answer({"sandbox": found})
+
+
 def _lifecycle(verb: str, does: str) -> None:
     @route("POST", f"{SANDBOX}/{verb}", does, verb=verb)
     async def change(rest: Rest, exchange: Exchange) -> None:

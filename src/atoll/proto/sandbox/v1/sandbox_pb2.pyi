@@ -23,7 +23,7 @@ TERMINAL_SIGNAL_TSTP: TerminalSignal
 TERMINAL_SIGNAL_HUP: TerminalSignal
 
 class CreateSessionRequest(_message.Message):
-    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs", "image", "cpus", "memory_mb", "pids", "disk_mb", "lifetime_s", "idle_timeout_s", "profile", "no_network", "persistent", "name", "mode", "require_approval", "files")
+    __slots__ = ("session_id", "tenant_id", "allowed_hosts", "runtime_class", "env", "secret_refs", "image", "cpus", "memory_mb", "pids", "disk_mb", "lifetime_s", "idle_timeout_s", "profile", "no_network", "persistent", "name", "mode", "require_approval", "files", "request_id", "obtain", "before")
     class EnvEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,9 @@ class CreateSessionRequest(_message.Message):
     MODE_FIELD_NUMBER: _ClassVar[int]
     REQUIRE_APPROVAL_FIELD_NUMBER: _ClassVar[int]
     FILES_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OBTAIN_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     tenant_id: str
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -71,19 +74,36 @@ class CreateSessionRequest(_message.Message):
     mode: str
     require_approval: _containers.RepeatedScalarFieldContainer[str]
     files: int
-    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., image: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_mb: _Optional[int] = ..., pids: _Optional[int] = ..., disk_mb: _Optional[int] = ..., lifetime_s: _Optional[int] = ..., idle_timeout_s: _Optional[int] = ..., profile: _Optional[str] = ..., no_network: _Optional[bool] = ..., persistent: _Optional[bool] = ..., name: _Optional[str] = ..., mode: _Optional[str] = ..., require_approval: _Optional[_Iterable[str]] = ..., files: _Optional[int] = ...) -> None: ...
+    request_id: str
+    obtain: bool
+    before: str
+    def __init__(self, session_id: _Optional[str] = ..., tenant_id: _Optional[str] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., runtime_class: _Optional[str] = ..., env: _Optional[_Mapping[str, str]] = ..., secret_refs: _Optional[_Iterable[_Union[SecretRef, _Mapping]]] = ..., image: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_mb: _Optional[int] = ..., pids: _Optional[int] = ..., disk_mb: _Optional[int] = ..., lifetime_s: _Optional[int] = ..., idle_timeout_s: _Optional[int] = ..., profile: _Optional[str] = ..., no_network: _Optional[bool] = ..., persistent: _Optional[bool] = ..., name: _Optional[str] = ..., mode: _Optional[str] = ..., require_approval: _Optional[_Iterable[str]] = ..., files: _Optional[int] = ..., request_id: _Optional[str] = ..., obtain: _Optional[bool] = ..., before: _Optional[str] = ...) -> None: ...
 
 class CreateSessionResponse(_message.Message):
-    __slots__ = ("session_id", "pod_ip", "runtime_class", "image")
+    __slots__ = ("session_id", "pod_ip", "runtime_class", "image", "created", "replaced")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     POD_IP_FIELD_NUMBER: _ClassVar[int]
     RUNTIME_CLASS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     pod_ip: str
     runtime_class: str
     image: str
-    def __init__(self, session_id: _Optional[str] = ..., pod_ip: _Optional[str] = ..., runtime_class: _Optional[str] = ..., image: _Optional[str] = ...) -> None: ...
+    created: bool
+    replaced: SessionReplaced
+    def __init__(self, session_id: _Optional[str] = ..., pod_ip: _Optional[str] = ..., runtime_class: _Optional[str] = ..., image: _Optional[str] = ..., created: _Optional[bool] = ..., replaced: _Optional[_Union[SessionReplaced, _Mapping]] = ...) -> None: ...
+
+class SessionReplaced(_message.Message):
+    __slots__ = ("session_id", "reason", "lost")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    reason: str
+    lost: str
+    def __init__(self, session_id: _Optional[str] = ..., reason: _Optional[str] = ..., lost: _Optional[str] = ...) -> None: ...
 
 class GetSessionRequest(_message.Message):
     __slots__ = ("session_id",)

@@ -119,6 +119,6 @@ async def extend(app: Served, exchange: Exchange) -> None:
 @route("GET", "sandboxes/*/logs")
 async def logs(app: Served, exchange: Exchange) -> None:
     info = await known(app, exchange)
-    events = app.core.history.events(exchange.who.owner, info.id, 1000, None)
+    events, _ = await app.core.past.events(exchange.who, info.id, 1000)
     name = info.name or info.id
     await ok(exchange, [{**e, "timestamp": words.moment(e["at"]), "type": e["kind"], "sandbox": name} for e in events])

@@ -21,12 +21,13 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from atoll import accounts
-from atoll.core.access.audited_verbs import SOURCE
-from atoll.core.access.credentials import Doorkeeper, bearer_of, require
+from atoll.core.access.audited_verbs import SOURCE, authorise
+from atoll.core.access.credentials import Doorkeeper, bearer_of
 from atoll.core.access.principals import Principal
 from atoll.core.access.ratelimit import Class
 from atoll.core.access.rights_watch import OpenCall
 from atoll.core.access.terminal_presence import PEER_PID
+from atoll.core.verbs import Scope
 from atoll.errors import AtollError, Internal, InvalidArgument, Unauthenticated
 
 from .doors import Doors
@@ -55,10 +56,10 @@ class Calls:
         self._observe = observe
 
     def handlers(
-        self, service: ServiceDescriptor, implementation: object, kinds: Mapping[str, Kind], scopes: Mapping[str, str]
+        self, service: ServiceDescriptor, implementation: object, kinds: Mapping[str, Kind], scopes: Mapping[str, Scope]
     ) -> grpc.GenericRpcHandler:
         """All RPCs of a service. `kinds` says which are counted as writes (others are reads), `scopes` which need another
-        scope than `use` (empty: none)."""
+        scope than `use`."""
         table = {
             method.name: self._handler(
                 method,
@@ -70,7 +71,7 @@ class Calls:
         }
         return grpc.method_handlers_generic_handler(service.full_name, table)
 
-    def _handler(self, method: MethodDescriptor, function: Any, kind: Kind, scope: str) -> grpc.RpcMethodHandler:
+    def _handler(self, method: MethodDescriptor, function: Any, kind: Kind, scope: Scope) -> grpc.RpcMethodHandler:
         parse = _parser(GetMessageClass(method.input_type))
         streaming = (method.client_streaming, method.server_streaming)
 
@@ -106,7 +107,7 @@ class Calls:
 
     @contextlib.asynccontextmanager
     async def _guarded(
-        self, context: grpc.aio.ServicerContext, method: str, kind: Kind, scope: str
+        self, context: grpc.aio.ServicerContext, method: str, kind: Kind, scope: Scope
     ) -> AsyncIterator[Principal]:
         peer = self._doors.who(context.peer())
         who: Principal | None = None
@@ -120,8 +121,7 @@ class Calls:
             self._doors.admit(context.peer(), who)
             if kind is not None:
                 self._keeper.admit(who, kind)
-            if scope:
-                require(who, scope)
+            authorise(who, scope)
             TENANT.set(said.get("x-sandbox-tenant", ""))
             STREAM.set(said.get("x-sandbox-stream", ""))
             SOURCE.set(f"grpc {peer.address}")

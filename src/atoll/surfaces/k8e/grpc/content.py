@@ -8,7 +8,6 @@ from typing import Any
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
-from atoll.core.commands.history import check_window
 from atoll.errors import InvalidArgument, NotFound, TooLarge
 from atoll.model import ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
@@ -66,9 +65,8 @@ class Content:
         return pb.ListFilesResponse(files=[_entry(one) for one in found["entries"]])
 
     async def GetTranscript(self, who: Principal, request: Any) -> Any:
-        known = self.core.sandboxes.known(who, ids.session_ref(request.session_id))
-        check_window(request.offset, request.limit)
-        window = self.core.history.window(known["id"], request.offset, request.limit)
+        ref = ids.session_ref(request.session_id)
+        window = await self.core.past.transcript(who, ref, request.offset, request.limit)
         output = clean(window["output"])
         return pb.GetTranscriptResponse(
             session_id=request.session_id,
@@ -85,15 +83,14 @@ class Content:
         if request.limit < 0:
             raise InvalidArgument("limit must not be negative")
         limit = min(request.limit or EVENTS_DEFAULT, EVENTS_MOST)
-        known = self.core.sandboxes.known(who, ids.session_ref(request.session_id)) if request.session_id else None
-        found = self.core.history.events(who.owner, known["id"] if known else None, limit + 1, None)
-        kept = found[-limit:]
+        ref = ids.session_ref(request.session_id) if request.session_id else None
+        kept, more = await self.core.past.events(who, ref, limit)
         names = {one["sandbox_id"]: "" for one in kept}
         for sandbox in names:
             names[sandbox] = self._session_of(who, sandbox)
         return pb.GetEventsResponse(
             events=[json.dumps(_event(one, names[one["sandbox_id"]]), default=str) for one in kept],
-            truncated=len(found) > limit,
+            truncated=more,
             returned=len(kept),
         )
 

@@ -143,7 +143,7 @@ async def serve(core: Core, app: Any, *, tcp: bool = False, listen: Sequence[str
 
     async def starter(doors: Doors, keeper: Doorkeeper, authority: Authority) -> Any:
         server = await asyncio.to_thread(_load_server)
-        return await server.start(doors, server.services(core, keeper, authority), keeper)
+        return await server.start(doors, server.services(core, authority), keeper)
 
     core.keeper.ledger = authority
     gateway = Gateway(core.home, core.keeper, authority, starter, core.accounts, app)

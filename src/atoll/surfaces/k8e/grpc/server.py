@@ -13,6 +13,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
+from atoll.core.verbs import Scope
 from atoll.server.tls import Authority
 
 from . import service
@@ -46,7 +47,7 @@ class Service:
     descriptor: ServiceDescriptor
     implementation: object
     kinds: dict[str, Kind] = field(default_factory=dict)
-    scopes: dict[str, str] = field(default_factory=dict)
+    scopes: dict[str, Scope] = field(default_factory=dict)
 
 
 async def start(doors: Doors, services: Sequence[Service], keeper: Doorkeeper, observe: Observer | None = None) -> Any:
@@ -67,8 +68,8 @@ async def start(doors: Doors, services: Sequence[Service], keeper: Doorkeeper, o
     return server
 
 
-def services(core: Core, keeper: Doorkeeper, authority: Authority) -> list[Service]:
+def services(core: Core, authority: Authority) -> list[Service]:
     """All that atoll offers over gRPC."""
     return [
-        Service(service.DESCRIPTOR, service.SandboxService(core, keeper, authority), service.KINDS, service.SCOPES),
+        Service(service.DESCRIPTOR, service.SandboxService(core, authority), service.KINDS, service.SCOPES),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 from atoll.core import Core
 from atoll.core.access.principals import Principal
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, SandboxGone
-from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, convert
+from atoll.model import CreateSandbox, LimitsSpec, ObtainSession, SandboxInfo, SessionInfo, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.words import k8e as words
 from atoll.words import k8e_ids as ids
@@ -29,10 +29,21 @@ class Sessions:
     core: Core
 
     async def CreateSession(self, who: Principal, request: Any) -> Any:
-        info = await self.core.sandboxes.create(who, self._asked(request))
+        """Make a session; with `obtain`, find the tenant's own first."""
+        tenant = ids.tenant(request.tenant_id or TENANT.get())
+        spec = _asked(request, tenant)
+        if not request.obtain:
+            found = SessionInfo(sandbox=await self.core.sandboxes.create(who, spec), created=True)
+        else:
+            before = ids.session_ref(request.before) if request.before else None
+            wanted = ObtainSession(tenant=tenant, before=before, sandbox=spec)
+            found = await self.core.sessions.obtain(who, wanted)
+        info, old = found.sandbox, found.replaced
+        replaced = pb.SessionReplaced(session_id=request.before, reason=old.reason, lost=old.lost) if old else None
         return pb.CreateSessionResponse(
-            session_id=ids.session_id(info), runtime_class=info.runtime, image=clean(info.image)
-        )
+            session_id=ids.session_id(info), runtime_class=info.runtime, image=clean(info.image),
+            created=found.created, replaced=replaced,
+        )  # fmt: skip
 
     async def GetSession(self, who: Principal, request: Any) -> Any:
         info = await self.core.sandboxes.get(who, ids.session_ref(request.session_id))
@@ -70,29 +81,29 @@ class Sessions:
         if info.state in ("running", "paused", "stopped") and info.state != state:
             raise FailedPrecondition(f"the session is {PHASES[info.state]}, not {PHASES[state]}")
 
-    def _asked(self, request: Any) -> CreateSandbox:
-        check_env(request.env)
-        check_secrets(request.secret_refs, request.env)
-        tenant = ids.tenant(request.tenant_id or TENANT.get())
-        labels = words.tenant_labels(tenant)
-        fields: dict[str, Any] = {
-            "runtime": request.runtime_class or "auto",
-            "env": dict(request.env),
-            "hosts": list(request.allowed_hosts) or None,
-            "network": not request.no_network,
-            "persistent": request.persistent,
-            "keep": bool(tenant) and not request.persistent,
-            "labels": labels,
-            "limits": _limits(request),
-            "secrets": [_reference(ref) for ref in request.secret_refs],
-            "require_approval": list(request.require_approval),
-        }
-        if request.session_id:
-            fields["alias"] = labels[words.SESSION_LABEL] = request.session_id
-        for name in ("image", "profile", "mode", "name", "lifetime_s", "idle_timeout_s"):
-            if getattr(request, name):
-                fields[name] = getattr(request, name)
-        return convert(CreateSandbox, fields)
+
+def _asked(request: Any, tenant: str) -> CreateSandbox:
+    check_env(request.env)
+    check_secrets(request.secret_refs, request.env)
+    labels = words.tenant_labels(tenant)
+    fields: dict[str, Any] = {
+        "runtime": request.runtime_class or "auto",
+        "env": dict(request.env),
+        "hosts": list(request.allowed_hosts) or None,
+        "network": not request.no_network,
+        "persistent": request.persistent,
+        "keep": bool(tenant) and not request.persistent,
+        "labels": labels,
+        "limits": _limits(request),
+        "secrets": [_reference(ref) for ref in request.secret_refs],
+        "require_approval": list(request.require_approval),
+    }
+    if request.session_id:
+        fields["alias"] = labels[words.SESSION_LABEL] = request.session_id
+    for name in ("image", "profile", "mode", "name", "lifetime_s", "idle_timeout_s", "request_id"):
+        if getattr(request, name):
+            fields[name] = getattr(request, name)
+    return convert(CreateSandbox, fields)
 
 
 def _limits(request: Any) -> dict[str, Any]:

@@ -24,14 +24,6 @@ def metadata(route: Route) -> tuple[tuple[str, str], ...]:
     return (("authorization", f"Bearer {route.api_key}"),) if route.api_key else ()
 
 
-def open_channel(route: Route) -> Any:
-    return _open(route, grpc.insecure_channel, grpc.secure_channel)
-
-
-def open_async_channel(route: Route) -> Any:
-    return _open(route, grpc.aio.insecure_channel, grpc.aio.secure_channel)
-
-
 def ready(route: Route) -> Route:
     """The same route, with the local daemon running."""
     if not route.local:
@@ -45,7 +37,7 @@ def ready(route: Route) -> Route:
     return replace(route, path=f"/proc/self/fd/{directory}/{os.path.basename(route.path)}")
 
 
-def _open(route: Route, insecure: Any, secure: Any) -> Any:
+def open_channel(route: Route, insecure: Any, secure: Any) -> Any:
     """Without TLS only to a Unix socket, which only this user can open."""
     if route.path:
         return insecure(f"unix:{route.path}", list(_OPTIONS))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from atoll.client.calls import new_command_id
 from atoll.errors import InvalidArgument
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 
-PHASES_WITH_FILES = ("Active", "Paused")  # a paused one was idle, and starts again when it is used
-
 CREATE_SECONDS = 120.0
+CREATE_ATTEMPTS = 4  # the first ones after a loss may still meet the broken connection
 CALL_SECONDS = 300.0
 CONFIRM_SECONDS = 330.0
 SLACK_SECONDS = 15.0
@@ -20,6 +20,15 @@ LANGUAGES = {
     "node": "node", "nodejs": "node", "js": "node", "javascript": "node",
     "ts": "typescript", "typescript": "typescript",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A default session that is gone: its id, why it ended, and what is lost with it."""
+
+    session_id: str
+    reason: str
+    lost: str
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,7 @@ class ExecResult:
     run_id: str = ""
     raw_stdout: bytes = field(default=b"", repr=False)
     raw_stderr: bytes = field(default=b"", repr=False)
+    session_replaced: Replaced | None = None  # the default session before this run was gone
 
     @property
     def ok(self) -> bool:
@@ -71,13 +81,6 @@ class Session:
     secret_env_vars: tuple[str, ...]
     background_runs: int
     allowed_hosts: tuple[str, ...]
-
-
-def pick_session(sessions: Iterable[Session]) -> str:
-    """Return the id of a tenant's own session: one that runs, else one that waits; empty when there is none."""
-    known = list(sessions)
-    found = [one.session_id for phase in PHASES_WITH_FILES for one in known if one.phase == phase]
-    return found[0] if found else ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def create_request(
             tenant_id=tenant_id,
             session_id=session_id,
             env=dict(env or {}),
-            **options,
+            **{"request_id": new_command_id(), **options},
         )
     except (TypeError, ValueError) as bad:
         raise InvalidArgument(str(bad)) from None
@@ -157,6 +160,15 @@ def exec_result(answer: Any) -> ExecResult:
         answer.stdout_bytes or answer.stdout.encode(),
         answer.stderr_bytes or answer.stderr.encode(),
     )
+
+
+def replaced(answer: Any) -> Replaced:
+    return Replaced(answer.session_id, answer.reason, answer.lost)
+
+
+def with_replaced(done: ExecResult, before: Replaced | None) -> ExecResult:
+    """The result, with what became of the session before, if anything."""
+    return done if before is None else replace(done, session_replaced=before)
 
 
 def pip_result(answer: Any) -> ExecResult:
