@@ -75,6 +75,14 @@ def test_wrong_words_are_usage_errors(words: list[str]) -> None:
         read(*words)
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("expose", "sandbox expose"), ("logs", "sandbox log"), ("rm", "remove"), ("exce", "exec")]
+)
+def test_a_verb_of_another_place_is_suggested(typed: str, meant: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([typed, "x"]) == 2
+    assert f"did you mean {meant}?" in capfd.readouterr().err
+
+
 def test_a_near_miss_is_suggested(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["exce", "x"]) == 2
     assert "did you mean exec?" in capfd.readouterr().err

@@ -20,7 +20,8 @@ def test_builds_a_small_image_that_runs(tmp_path: Path) -> None:
     """The smallest set that can install more: one layer, no devices, no set-id bits, nothing of this machine's own."""
     store = ImageStore(tmp_path / "store")
     steps: list[Progress] = []
-    image = store.build_debian("smallest", [], steps.append, variant="apt")
+    image = store.build_debian("smallest", ["base-files"], steps.append, variant="apt")
+    assert image.notes[0].startswith("Debian's base-files ") and image.notes[0][-1].isdigit()
     assert image.source == "debian" and len(image.lowers) == 1 and image.size > 10_000_000
     top = image.lowers[0]
     for directory, names, files in os.walk(top):
@@ -36,6 +37,18 @@ def test_builds_a_small_image_that_runs(tmp_path: Path) -> None:
     store.remove("smallest")
     assert not top.exists()
     shutil.rmtree(store.root)
+
+
+def test_everyday_11_versions_are_those_of_the_authors(tmp_path: Path) -> None:
+    status = tmp_path / "var/lib/dpkg/status"
+    status.parent.mkdir(parents=True)
+    rows = {"golang-go": "2:1.19~1", "ruby": "1:3.1", "php-cli": "2:8.2+93", "python3": "3.11.2-1+b1", "other": "9"}
+    status.write_text(
+        "".join(f"Package: {name}\nStatus: ok\nVersion: {at}\nDescription: x\n y: z\n\n" for name, at in rows.items())
+    )
+    found = debian.versions(tmp_path, ["golang-go", "ruby", "php-cli", "python3", "missing"])
+    assert found == {"golang-go": "1.19", "ruby": "3.1", "php-cli": "8.2", "python3": "3.11.2"}
+    assert debian.versions(tmp_path / "nothing", ["ruby"]) == {}
 
 
 def check_it_runs(image: Image) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,24 @@ def test_pulled_when_the_program_is_not_there(store: ImageStore, catalog: Catalo
     assert choice.image.source == "oci" and "pulled" in choice.why and seen[-1].stage == "done"
     with pytest.raises(NotFound):
         obtain(detect(["not-there-either"], None, catalog), store, catalog)
+
+
+def test_everyday_11_a_stand_in_says_its_version(
+    store: ImageStore, registry: RegistryServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the image of the table cannot be pulled, the one who waits reads which version there is instead."""
+    entry = CatalogImage("tongue", f"{registry.address}/catalog/tongue:3.3", ("tongue",), commands=("tongue",))
+    catalog, seen = Catalog((entry,), (), "tongue"), list[Progress]()
+    image = replace(store.pull(pushed(registry)), notes=("Debian's tongue 3.1", "2 devices left out"))
+    monkeypatch.setattr(ImageStore, "build_debian", lambda *_args, **_options: image)
+    choice = obtain(detect(["tongue"], None, catalog), store, catalog, progress=seen.append)
+    told = f"{entry.oci} could not be pulled, this is Debian's tongue 3.1"
+    assert choice.image == image and choice.why.endswith(told) and seen[-1] == Progress("done", told)
+
+
+def pushed(registry: RegistryServer) -> str:
+    registry.push("catalog/other", "1", build_image(LAYER))
+    return f"{registry.address}/catalog/other:1"
 
 
 def test_nothing_is_fetched_where_that_is_off(store: ImageStore, catalog: Catalog) -> None:

@@ -183,6 +183,18 @@ def test_progress_on_a_terminal_and_elsewhere() -> None:
         assert ("2.0 MB/2.0 MB" in text) == stream.isatty() and (text.count("\n") == 1) == (not stream.isatty())
 
 
+def test_everyday_11_what_came_of_it_stays_on_a_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    bar = TerminalBar(stream := Terminal(), interval=0)
+    bar(Progress("build", "packages"))
+    bar(Progress("done", "this is another version"))
+    bar.close()
+    assert stream.getvalue().endswith("\r\x1b[Kthis is another version\n")
+
+
 def test_layers_side_by_side_are_one_line_each() -> None:
     stream = io.StringIO()
     bar = TerminalBar(stream)

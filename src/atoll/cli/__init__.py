@@ -119,8 +119,7 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
     if alone or words[0] not in GROUPS:
         verb = BY_NAME.get(words[0])
         if verb is None:
-            tops = [name.split()[0] for name in BY_NAME]
-            raise UsageError(f"unknown command {words[0]!r}", nearest(words[0], tops) or f"see: {program_name()} help")
+            raise UsageError(f"unknown command {words[0]!r}", _meant(words[0]) or f"see: {program_name()} help")
         return verb, words[1:], before
     group = words[0]
     moved, rest = _shared_first(words[1:])
@@ -143,6 +142,15 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
             nearest(rest[0], members, group + " ") or f"see: {program_name()} help {group}",
         )
     return verb, rest[1:], moved
+
+
+def _meant(word: str) -> str:
+    """What somebody who types this at the top may look for: the same word below `sandbox`, else a similar one."""
+    if f"sandbox {word}" in BY_NAME:
+        return f"did you mean sandbox {word}?"
+    if word in ("logs", "processes", "rm", "ls"):
+        return f"did you mean {dict(logs='sandbox log', processes='sandbox ps', rm='remove', ls='list')[word]}?"
+    return nearest(word, [name.split()[0] for name in BY_NAME])
 
 
 def _shared_first(words: list[str]) -> tuple[list[str], list[str]]:

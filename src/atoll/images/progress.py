@@ -47,7 +47,9 @@ class TerminalBar:
 
     def __call__(self, progress: Progress) -> None:
         step = (progress.stage, progress.text)
-        if self._terminal:
+        if self._terminal and progress.stage == "done":  # what came of it stays to be read
+            print(f"\r\x1b[K{printable(progress.text)}", file=self._stream, flush=True)
+        elif self._terminal:
             self._draw(progress)
         elif self._is_due(progress):
             self._drawn = time.monotonic()
@@ -67,7 +69,7 @@ class TerminalBar:
 
     def close(self) -> None:
         """Leave the cursor on a fresh line."""
-        if self._terminal and self._last is not None:
+        if self._terminal and self._last is not None and self._last[0] != "done":
             print("\r\x1b[K", end="", file=self._stream, flush=True)
 
     def _draw(self, progress: Progress) -> None:

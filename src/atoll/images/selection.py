@@ -14,7 +14,7 @@ from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Una
 from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
 from atoll.images.detect import DEFAULT, Detection, host_program
 from atoll.images.image import Image
-from atoll.images.progress import ProgressCallback, silent
+from atoll.images.progress import Progress, ProgressCallback, silent
 from atoll.images.registry.public import Guest
 from atoll.images.sources.host import HostImage
 from atoll.images.store import ImageStore
@@ -134,7 +134,9 @@ def _fetched(
             built = store.build_debian(entry.name, entry.debian, progress, catalog_build=True)
         except AtollError as build_error:
             raise _both_failed(entry, pull_error, build_error) from build_error
-        return Choice(built, f"{detection.why}; {entry.oci} could not be pulled, built from Debian packages instead")
+        instead = f"{entry.oci} could not be pulled, this is {built.notes[0] if built.notes else 'of Debian packages'}"
+        progress(Progress("done", instead))
+        return Choice(built, f"{detection.why}; {instead}")
 
 
 def _both_failed(entry: CatalogImage, pull_error: AtollError, build_error: AtollError) -> AtollError:

@@ -27,6 +27,7 @@ from atoll.errors import AtollError, Internal, NotFound, Unavailable
 
 _SWEEP_SECONDS: Final = 0.25
 _STOP_SECONDS: Final = 5.0
+_START_SECONDS: Final = 180.0  # for a new broker on a slow machine; one that dies while it starts is told at once
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -343,7 +344,7 @@ class Egress:
 
         # Not on the router's thread: a child is born in the namespace of the thread that starts it.
         self._process = await asyncio.to_thread(start)
-        found = await asyncio.to_thread(broker_process.connect, self._dir)
+        found = await asyncio.to_thread(broker_process.connect, self._dir, _START_SECONDS)
         found.sockets.close()  # copies of our own
         self.broker_pid = found.pid
         return found

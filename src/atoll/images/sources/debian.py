@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -54,9 +55,11 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
     settings = apt_settings()
     program = _Program(names, sources, settings, variant, progress)
     inside = {key: value for key, value in settings.items() if key in _SETTINGS_KEPT_INSIDE}
+    made_of: list[str] = []
 
     def finish(tree: Path) -> None:
         program.check()  # before the layer is stored: an empty stream is also a valid archive
+        made_of.extend(f"Debian's {name} {version}" for name, version in versions(tree, names[:1]).items())
         _amend(tree, inside)
 
     with program as output:
@@ -74,8 +77,20 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
         size=layer.size,
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         platform=str(Platform.here()),
-        notes=tuple(f"{text} ({count})" for text, count in sorted(layer.notes.items())),
+        notes=(*made_of, *(f"{text} ({count})" for text, count in sorted(layer.notes.items()))),
     )
+
+
+def versions(tree: Path, packages: Sequence[str]) -> dict[str, str]:
+    """The versions of packages installed in a tree, as their authors number them: without Debian's epoch and revision."""
+    found: dict[str, str] = {}
+    with suppress(OSError):
+        for entry in (tree / "var/lib/dpkg/status").read_text(errors="replace").split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line and line[0] != " ")
+            if fields.get("Package") in packages:
+                upstream = re.sub(r"^\d+:", "", fields.get("Version", "")).rpartition("-")
+                found[fields["Package"]] = re.split(r"[~+]", upstream[0] or upstream[2])[0]
+    return found
 
 
 def _lacks_ids() -> bool:
