@@ -2,11 +2,13 @@
 
 import asyncio
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from contract_lab import Place, run, until
 
-from atoll.backends.contract import Image, Limits, Traffic
+from atoll.backends.contract import Image, Limits, Mount, Traffic
+from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from atoll.model import Policy
 
@@ -161,16 +163,53 @@ async def test_sweep_destroys_what_nobody_knows(place: Place) -> None:
     assert adopted is not None and (await run(adopted, "/bin/true"))[0] == 0
 
 
-async def test_a_disk_is_kept_and_a_workspace_shared(place: Place) -> None:
-    if not place.local:
-        with pytest.raises(Unsupported):
-            await place.backend.create(place.spec(workspace="a" * 20))
-        return
+async def test_a_workspace_is_shared_where_the_runtime_can(place: Place) -> None:
+    """Two sandboxes see the same files at once; a file of the rest of the disk stays its own."""
     box = await place.create()
-    await run(box, "/bin/sh", "-c", "echo mine > /workspace/file; echo kept > /root/file")
+    if not box.capabilities.shared_workspace:
+        with pytest.raises(Unsupported):
+            await place.backend.create(place.spec(workspace=box.id))
+        return
+    await run(box, "/bin/sh", "-c", "echo mine > /workspace/file; echo own > /root/file")
     other = await place.create(workspace=box.id)
     assert await run(other, "/bin/cat", "/workspace/file") == (0, "mine\n")
+    assert (await run(other, "/bin/cat", "/root/file"))[0] == 1
+    with pytest.raises(NotFound):
+        await place.backend.create(place.spec(workspace=new_id()))
     await place.backend.destroy(other.record)
+    assert await run(box, "/bin/cat", "/workspace/file") == (0, "mine\n")
+
+
+async def test_a_mount_has_what_is_hidden_and_guarded_covered(place: Place, tmp_path: Path) -> None:
+    """Only what exists is covered, and a symbolic link is followed by neither."""
+    shared = tmp_path / "shared"
+    for name in ("secret", "settings", "plain"):
+        (shared / name).mkdir(parents=True)
+        (shared / name / "file").write_text(name)
+    (shared / "link").symlink_to(shared / "plain")
+    for path in (shared, *shared.iterdir()):
+        path.chmod(0o777)
+    hidden, guarded = ("absent", "secret"), ("absent", "link", "settings")
+    mount = Mount(str(shared), "/mnt/shared", False, 0, 0, hidden, guarded)
+    if not place.backend.capabilities(place.runtime).host_mounts:
+        with pytest.raises(Unsupported):
+            await place.backend.create(place.spec(mounts=(mount,)))
+        await until(place.nothing_left, "nothing is left")
+        return
+    box = await place.create(mounts=(mount,))
+    look = "cd /mnt/shared; ls -A secret; cat plain/file settings/file"
+    assert await run(box, "/bin/sh", "-c", look) == (0, "plainsettings")
+    assert (await run(box, "/bin/sh", "-c", "echo x > /mnt/shared/plain/new"))[0] == 0
+    for covered in ("secret", "settings"):
+        assert (await run(box, "/bin/sh", "-c", f"echo x > /mnt/shared/{covered}/new"))[0] != 0
+    assert (shared / "plain" / "new").exists() and not (shared / "secret" / "new").exists()
+
+
+async def test_a_kept_disk_is_there_again(place: Place) -> None:
+    if not place.local:
+        pytest.skip("has no disks")
+    box = await place.create()
+    await run(box, "/bin/sh", "-c", "echo mine > /workspace/file; echo kept > /root/file")
     await place.backend.destroy(box.record, keep_disk=True)
     again = await place.create(place.spec(id=box.id, disk=dict(box.record)))
     assert await run(again, "/bin/cat", "/workspace/file", "/root/file") == (0, "mine\nkept\n")

@@ -20,11 +20,11 @@ class ToyAssembly(OutsideAssembly):
 
 
 class Toy(Runtime):
-    """Sleeps when nobody uses it, and changes no limit while it runs."""
+    """Sleeps when nobody uses it, changes no limit while it runs, and has no mounts and no shared workspace."""
 
     name = "toy"
     engines = ("runc",)
     fix = "install the package runc"
-    capabilities = Capabilities(freezes_idle=True)
+    capabilities = Capabilities(freezes_idle=True, policy="broker")
     assembly = ToyAssembly
     box = LocalBox

@@ -57,7 +57,9 @@ class PlainBox:
         self.id: str = record["id"]
         self.record = record
         self.frozen = False
-        self.facts = BoxFacts(self.id, "container", limits=Limits.from_json(record["limits"]), pid=record["pid"])
+        self.facts = BoxFacts(
+            self.id, "container", limits=Limits.from_json(record["limits"]), shown={"pid": record["pid"]}
+        )
         self.client = GuestClient(self.connect, host_secret=record["host_secret"], agent_secret=record["agent_secret"])
         self.capabilities = Capabilities()
 
@@ -119,6 +121,7 @@ class PlainBackend:
         self.fail_at = ""
         self.gate: asyncio.Event | None = None
         self.destroyed: list[str] = []
+        self.network_works = False  # says that lists of hosts can be enforced, although its runtime enforces none
         self.boxes: dict[str, PlainBox] = {}
         directory.mkdir(exist_ok=True)
 
@@ -206,7 +209,7 @@ class PlainBackend:
         return None
 
     async def network(self) -> NetworkStatus:
-        return NetworkStatus(False, "a plain process has none of its own", off=True)
+        return NetworkStatus(self.network_works, "a plain process has none of its own", off=not self.network_works)
 
     def prewarm(self, spec: BoxSpec) -> None:
         return None

@@ -13,7 +13,7 @@ from atoll import errors
 from atoll.config import Config, Sandboxes
 from atoll.core import Core
 from atoll.core.access.principals import Principal, local, peer
-from atoll.model import Chunk, CreateSandbox, ExecSpec, RunSpec, Started, StatFile
+from atoll.model import Chunk, CreateSandbox, ExecSpec, Mount, RunSpec, Started, StatFile
 
 HERE = CreateSandbox(workdir="/tmp")
 
@@ -36,6 +36,26 @@ async def test_a_create_that_fails_leaves_nothing(plain: Core, who: Principal, s
     backend.fail_at = ""
     made = await plain.sandboxes.create(who, CreateSandbox(name="taken", workdir="/tmp"))
     assert made.state == "running"
+
+
+async def test_what_the_runtime_cannot_do_is_refused_before_anything_is_made(plain: Core, who: Principal) -> None:
+    """By its capabilities, with the runtime's name and a hint; the backend is not asked to make anything."""
+    backend = plain.backend
+    assert isinstance(backend, PlainBackend)
+    mount = Mount(source="/no/such/source", target="/x", read_only=True)
+    with pytest.raises(errors.Unsupported) as refused:
+        await plain.sandboxes.create(who, CreateSandbox(workdir="/tmp", mounts=[mount]))
+    assert "container mounts no directories" in refused.value.message and refused.value.hint
+    parent = await plain.sandboxes.create(who, HERE)
+    with pytest.raises(errors.Unsupported, match="shares no workspace"):
+        await plain.subagents.create(who, parent.id)
+    backend.network_works = True
+    for wish in ({"hosts": ["a.example"]}, {"host_ports": [8000]}):
+        with pytest.raises(errors.Unsupported, match="the runtime container"):
+            await plain.sandboxes.create(who, CreateSandbox(workdir="/tmp", **wish))
+    plainly = await plain.sandboxes.create(who, HERE)  # the default list gives way
+    assert plainly.policy["network"] == "none" and plainly.policy["enforced"] is False
+    assert [row["id"] for row in plain.store.living()] == [parent.id, plainly.id]
 
 
 async def test_a_half_made_sandbox_is_not_seen(plain: Core, who: Principal) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from atoll.egress import EgressEvent
+from atoll.errors import Unsupported
 from atoll.guest import GuestClient
 from atoll.model import Policy
 
@@ -50,14 +51,20 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A directory or file of the host inside the sandbox. `source` is absolute and free of symbolic links; it is opened with
-    the rights of `uid`, `gid`, and root inside acts on it as that user and as nobody else."""
+    """A directory or file of the caller's inside the sandbox: the one path that crosses, named by the caller and allowed by core.
+
+    `source` is absolute and free of symbolic links; it is opened with the rights of `uid`, `gid`, and root inside acts on it as
+    that user and as nobody else. Below it, an empty directory lies over every directory of `hidden`, and what is in `guarded`
+    is read-only.
+    """
 
     source: str
     target: str
     read_only: bool
     uid: int
     gid: int
+    hidden: tuple[str, ...] = ()
+    guarded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,26 @@ class Capabilities:
     freezes_idle: bool = False  # an idle one costs processor time: core freezes it
     resizes: frozenset[str] = frozenset()  # limits that can be changed while it runs
     oom_shows_as_failure: bool = False  # out of memory, a program may fail in any way, not only be killed
+    host_mounts: bool = False  # directories of the caller's inside it
+    host_ports: bool = False  # ports of the caller's machine from inside
+    shared_workspace: bool = False  # two sandboxes on one workspace
+    checkpoint: bool = False  # memory and processes can be kept while it is stopped
+    policy: Literal["broker", "cluster", "none"] = "none"  # what enforces a list of hosts
+
+    def check(
+        self, runtime: str, *, mounts: bool = False, ports: bool = False, shared: bool = False, hosts: bool = False
+    ) -> None:
+        """Raise Unsupported when one of these is asked of a runtime that cannot do it."""
+        wanted = (
+            (mounts and not self.host_mounts, "mounts no directories of the host", "copy the files into it"),
+            (ports and not self.host_ports, "reaches no ports of the host", "leave them out"),
+            (shared and not self.shared_workspace, "shares no workspace with another sandbox", ""),
+            (hosts and self.policy == "none", "enforces no list of hosts", "use --no-network"),
+        )
+        for lacking, what, instead in wanted:
+            if lacking:
+                hint = "choose another runtime" + (f", or {instead}" if instead else "")
+                raise Unsupported(f"the runtime {runtime} {what}", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +161,7 @@ class BoxFacts:
     engine: str = ""
     limits: Limits = field(default_factory=Limits)
     enforced: Mapping[str, bool] = field(default_factory=dict)  # name of a limit: whether it is held here
-    pid: int | None = None  # only shown; None where it is no process of this machine
+    shown: Mapping[str, Any] = field(default_factory=dict)  # more for people, by the API's names; core does not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +181,7 @@ class NetworkStatus:
     why: str = ""
     fix: str = ""
     off: bool = False  # nobody wants a network here: sandboxes get none, and that is no failure
-    broker_pid: int | None = None
+    shown: Mapping[str, Any] = field(default_factory=dict)  # more for people
 
 
 async def _ask_nobody(sandbox: str, name: str, port: int) -> str:

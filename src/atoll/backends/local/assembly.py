@@ -10,8 +10,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from atoll.backends.contract import BoxSpec, Mount
-from atoll.backends.local import binaries, bundle
+from atoll.backends.contract import BoxSpec
+from atoll.backends.local import binaries, bundle, mounts
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "limited")
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
-_RESERVED = ("proc", "sys", "dev", ".atoll")
 
 
 class Assembly:
@@ -132,7 +131,7 @@ class Assembly:
 
     async def _make(self) -> LocalBox:
         spec, backend = self.spec, self.backend
-        binds = [_bind(mount.target, mount.read_only, _host_source(mount)) for mount in spec.mounts]
+        binds = [bind for mount in spec.mounts for bind in mounts.binds(mount, self.paths.home)]
         if not _HOSTNAME.fullmatch(spec.hostname):
             raise InvalidArgument(f"not a host name: {spec.hostname[:64]!r}")
         group = backend.groups.create(spec.id)
@@ -342,19 +341,6 @@ def _uid(pid: int) -> int:
         if line.startswith("Uid:"):
             return int(line.split()[1])
     return -1
-
-
-def _host_source(mount: Mount) -> dict[str, Any]:
-    return {"path": mount.source, "uid": mount.uid, "gid": mount.gid}
-
-
-def _bind(target: str, read_only: bool, source: dict[str, Any]) -> dict[str, Any]:
-    parts = [part for part in target.split("/") if part]
-    if not target.startswith("/") or not parts or "." in parts or ".." in parts or "\0" in target:
-        raise InvalidArgument(f"not a place to mount on: {target[:200]!r}")
-    if parts[0] in _RESERVED:
-        raise InvalidArgument(f"/{parts[0]} is not a place to mount on")
-    return {"source": source, "target": target, "read_only": read_only, "idmap": True}
 
 
 def passable(directory: Path) -> None:

@@ -137,11 +137,13 @@ class LocalBackend:
             return await self._claim(spare, spec)
         with self.pool.stand_back():
             engine = await self._engine(spec.runtime)
+            _check(spec, engine.runtime.name, engine.runtime.capabilities)
             return self._doubt_if_it_crashes(await self._create(spec, engine), engine)
 
     async def _claim(self, spare: LocalBox, spec: BoxSpec) -> LocalBox:
         """Make a spare what was asked for; if that fails, nothing is left of it."""
         try:
+            _check(spec, spare.record["runtime"], spare.capabilities)
             async with _answering():
                 await fit(spare, spec)
         except BaseException:
@@ -404,6 +406,18 @@ class LocalBackend:
 
     async def _engine(self, runtime: str) -> Engine:
         return await self.probes.engine(await self.pick(runtime))
+
+
+def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:
+    """Raise Unsupported for what the runtime cannot do, before anything is made."""
+    policy = spec.policy
+    can.check(
+        runtime,
+        mounts=bool(spec.mounts),
+        ports=bool(policy.host_ports),
+        shared=spec.workspace is not None,
+        hosts=policy.network != "none",
+    )
 
 
 def _engine_state(directory: Path) -> tuple[int, int]:

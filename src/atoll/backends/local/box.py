@@ -60,7 +60,7 @@ class LocalBox:
         record = self._record
         return BoxFacts(
             self.id, record["runtime"], record["engine"], Limits.from_json(record["limits"]), dict(record["enforced"]),
-            self.pid,
+            {"pid": self.pid},
         )  # fmt: skip
 
     @property

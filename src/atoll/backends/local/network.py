@@ -112,7 +112,7 @@ class Links(Loopback):
             return NetworkStatus(False, error.message, error.hint or "")
         except OSError as error:
             return NetworkStatus(False, str(error))
-        return NetworkStatus(True, broker_pid=egress.broker_pid)
+        return NetworkStatus(True, shown={"broker_pid": egress.broker_pid})
 
     async def attach(self, sandbox: str, netns: int, policy: Policy) -> None:
         """Join a network namespace; when this returns, the policy is in force there."""

@@ -68,7 +68,7 @@ class Hosts(Part):
                 raise errors.FailedPrecondition(
                     "this sandbox was made without a network", hint="create one without --no-network"
                 )
-            wanted = await self._wanted(policy, change)
+            wanted = await self._wanted(policy, change, row["runtime"])
             if row["parent_id"] is not None:
                 self._check_parent(row["parent_id"], wanted["hosts"])
             if live is not None and live.state in ("running", "paused"):
@@ -101,10 +101,10 @@ class Hosts(Part):
             self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
             self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
 
-    async def _wanted(self, policy: dict[str, Any], change: ChangeHosts) -> dict[str, Any]:
+    async def _wanted(self, policy: dict[str, Any], change: ChangeHosts, runtime: str) -> dict[str, Any]:
         if change.hosts is not None or not (change.add or change.remove):
             asked = convert(CreateSandbox, {"hosts": change.hosts, "host_ports": policy["host_ports"]})
-            fresh = await self._network.policy(asked)
+            fresh = await self._network.policy(asked, runtime)
             return {**policy, "hosts": fresh["hosts"], "default": change.hosts is None}
         gone = set(EgressPolicy.of(change.remove).hosts)
         kept = [host for host in policy["hosts"] if host not in gone]

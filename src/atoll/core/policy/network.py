@@ -80,17 +80,21 @@ class Network(NetworkEvents):
         self._defaults = tuple(default_hosts() if defaults is None else defaults)
         self._settings = Settings.of(settings or {}, self._defaults)
 
-    async def policy(self, spec: CreateSandbox) -> Stored:
+    async def policy(self, spec: CreateSandbox, runtime: str) -> Stored:
         """A list that was asked for and cannot be enforced is an error; the default one is then no network at all."""
         made = new_policy(spec, self._defaults, self._settings.private)
         if made["network"] == "none":
             return made
         status = await self._backend.network()
-        if status.works:
-            return made
         if status.off:
             return dict(NONE)
-        if spec.hosts or spec.more_hosts or spec.host_ports:
+        asked, can = bool(spec.hosts or spec.more_hosts), self._backend.capabilities(runtime)
+        can.check(runtime, ports=bool(spec.host_ports), hosts=asked)
+        if can.policy == "none":
+            return {**NONE, "enforced": False, "why": f"the runtime {runtime} enforces no list of hosts"}
+        if status.works:
+            return made
+        if asked or spec.host_ports:
             raise errors.Unsupported(
                 f"this host cannot enforce a list of hosts: {status.why}",
                 hint="use --no-network, or see `atoll doctor`",
@@ -100,5 +104,4 @@ class Network(NetworkEvents):
     async def status(self) -> dict[str, Any]:
         """For doctor: whether lists of hosts are enforced, and why not."""
         found = await self._backend.network()
-        told = {"works": found.works, "why": found.why, "fix": found.fix}
-        return told if found.broker_pid is None else {**told, "broker_pid": found.broker_pid}
+        return {"works": found.works, "why": found.why, "fix": found.fix, **found.shown}

@@ -15,7 +15,7 @@ from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.core.policy import profiles
 from atoll.core.policy.images import Chosen, Images
-from atoll.core.policy.mounts import host_mounts
+from atoll.core.policy.mounts import allowed_mounts
 from atoll.core.policy.network import policy_of
 from atoll.core.sandboxes.state import Live
 from atoll.core.store.sqlite import Row
@@ -89,7 +89,7 @@ class Boxes:
         """`who` opens the mounts; without one there are none. `digest` is the image a stopped sandbox was made from."""
         asked = {key: value for key, value in msgspec.structs.asdict(spec.limits).items() if value is not None}
         defaults = profiles.default_limits(spec, msgspec.structs.asdict(self._config.limits))
-        mounts = host_mounts(self._home, who, spec) if who is not None else ()
+        mounts = allowed_mounts(self._home, who, spec) if who is not None else ()
         guest = who.owner if who is not None and not may(who, "admin") else None
         image = await self._images.choose(spec.image, spec.program, digest, guest)
         base_env = {**image.env, **self._config.sandboxes.env}

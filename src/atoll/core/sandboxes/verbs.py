@@ -341,8 +341,10 @@ class Sandboxes(Part, Lifecycle):
         spec, isolation = profiles.resolve(spec)
         check_rules(spec.require_approval)
         self._vault.check(who.owner, spec.secrets)
-        policy = {"isolation": isolation, **await self.network.policy(spec)}
         runtime = await self.boxes.runtime(spec.runtime)
+        policy = {"isolation": isolation, **await self.network.policy(spec, runtime)}
+        can = self.backend.capabilities(runtime)
+        can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None)
         plan = await self.boxes.plan(spec, who)
         row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent) | (request or {})
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)

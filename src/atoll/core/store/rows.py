@@ -96,7 +96,7 @@ def info(row: Row, live: Live | None) -> SandboxInfo:
         background_runs=live.background_runs if live else 0,
         labels=spec.get("labels", {}),
         workdir=spec.get("workdir", "/workspace"),
-        pid=live.box.facts.pid if live else None,
+        pid=live.box.facts.shown.get("pid") if live else None,
         end=end,
         parent_id=row["parent_id"],
         secret_env_vars=sorted(secret["env"] for secret in spec.get("secrets", [])),

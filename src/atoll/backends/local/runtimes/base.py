@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from atoll.backends.local.kernel.children import Watched
     from atoll.backends.local.paths import Paths
 
+# What every sandbox on this machine's file system and network can do.
+LOCAL = Capabilities(host_mounts=True, host_ports=True, shared_workspace=True, policy="broker")
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:

@@ -7,11 +7,11 @@ launcher starts the agent itself, from the same configuration that runc would ge
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import atoll
-from atoll.backends.contract import Capabilities
 from atoll.backends.local import binaries, bundle
 from atoll.backends.local.assembly import Assembly, passable
 from atoll.backends.local.box import SOCKET, LocalBox
@@ -19,7 +19,7 @@ from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher
 from atoll.backends.local.runtimes import direct
-from atoll.backends.local.runtimes.base import Engine, Runtime
+from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
 from atoll.backends.local.seen import Seen
 
 DIRECT = "direct"
@@ -130,7 +130,7 @@ class Container(Runtime):
     fix = "install the package runc"
     package = "runc"
     optional = False
-    capabilities = Capabilities(resizes=frozenset(["cpus", "memory_mb", "pids"]))
+    capabilities = replace(LOCAL, resizes=frozenset(["cpus", "memory_mb", "pids"]))
     assembly = ContainerAssembly
     box = LocalBox
 

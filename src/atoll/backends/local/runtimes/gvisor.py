@@ -10,6 +10,7 @@ import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
-from atoll.backends.local.runtimes.base import Runtime
+from atoll.backends.local.runtimes.base import LOCAL, Runtime
 from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
 from atoll.backends.local.seen import Seen
 
@@ -202,7 +203,7 @@ class Gvisor(Runtime):
     fix = "install the package runsc (gVisor), of 2024 or later"
     package = "runsc"
     # The agent holds the limits of memory and processes, and was told them when it started.
-    capabilities = Capabilities(freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
+    capabilities = replace(LOCAL, freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
     assembly = GvisorAssembly
     box = GvisorBox
 
