@@ -12,8 +12,9 @@ class ToyAssembly(OutsideAssembly):
     """By runc, which is told to be quiet about it."""
 
     def order(self, stage: str, descriptors: int) -> dict[str, Any]:
-        argv = super().order(stage, descriptors)["argv"]
-        return {"argv": [argv[0], "--log-format", "json", *argv[1:]]}
+        usual = super().order(stage, descriptors)
+        program, *words = usual["argv"]
+        return {**usual, "argv": [program, "--log-format", "json", *words]}
 
     def boot(self) -> dict[str, Any]:
         return {**super().boot(), "deadline_ms": self.spec.boot.get("deadline_ms")}
