@@ -67,6 +67,8 @@ class Flow:
         self._loop = asyncio.get_running_loop()
         self._lane = member.lane
         self._server: socket.socket | None = None
+        self._target: tuple[str, int] | None = None  # where a local port is taken for
+        self._reset = False
         self._relay: Relay | None = None
         self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -112,6 +114,7 @@ class Flow:
         return now - self.last_active > (HALF_CLOSED_SECONDS if half else IDLE_SECONDS)
 
     def _reset_on_close(self) -> None:
+        self._reset = True
         for sock in (self.client, self._server):
             if sock is not None and sock.fileno() >= 0:
                 try:
@@ -276,6 +279,9 @@ class Flow:
 
     def _dial(self) -> None:
         target = ("127.0.0.1" if HOST_NAME in self.names else self._far, self.port)
+        if not self.member.ports.take(self.member.holder, target):
+            return self._refuse(Refused("too many connections to this host within a minute", min(self.names)))
+        self._target = target
         family = socket.AF_INET6 if ":" in target[0] else socket.AF_INET
         try:
             server = self._server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -463,6 +469,9 @@ class Flow:
             if sock is not None:
                 self._lane.forget(sock)
                 sock.close()
+        if self._target is not None:
+            ours = not self._reset and not (self._relay is not None and self._relay.server_left_first)
+            self.member.ports.give(self.member.holder, self._target, kept=ours)
         self._lease.end()
         self._held, self._first, self._reader = bytearray(), b"", None
         self.member.accounts.release(accounts.CONNECTIONS, 1, self.member.holder)

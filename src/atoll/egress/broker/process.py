@@ -244,6 +244,7 @@ class Broker:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = time.monotonic()
             try:
+                self._roster.ports.expire()
                 for member in self._roster:
                     member.grants.expire()
                     for flow in list(member.flows):

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from atoll import accounts
+from atoll.egress.broker.local_ports import LocalPorts, count_ports
 from atoll.egress.broker.relay import Buffers
 from atoll.egress.broker.sandbox import EgressEvent, Member, Row
 from atoll.egress.broker.turns import Lane, Turns
@@ -30,6 +31,7 @@ class Roster:
         self._turns = turns
         self._accounts = accounts.Accounts(self._limits.caps())
         self._buffers = Buffers(self._limits.all_buffers_mb << 20)
+        self.ports = LocalPorts(count_ports())
         self._members: dict[str, Member] = {}
         self._by_index: dict[int, Member] = {}
 
@@ -79,6 +81,7 @@ class Roster:
                 Lane(self._turns),
                 self._accounts,
                 Buffers(self._limits.buffers_mb << 20, self._buffers),
+                self.ports,
                 self._limits,
                 self._notice,
             )

@@ -73,6 +73,7 @@ class Relay:
         self._down = _Half(server, client, received)
         self._on_end = on_end
         self._ended = False
+        self.server_left_first = False
         self.on_client_data: Filter | None = None
         self.on_server_data: Filter | None = None
         self.client_appetite: Callable[[], int] | None = None
@@ -197,6 +198,8 @@ class Relay:
         """The source has ended: pass that on, and end when the other direction has ended too."""
         self._pause(half)
         half.done = True
+        if half is self._down and not self._up.done:
+            self.server_left_first = True
         if half is self._down and self._up.held:
             self.end()  # the server left before saying whether the client may go on
         elif not half.pending:

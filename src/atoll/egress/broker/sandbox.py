@@ -11,6 +11,7 @@ from atoll.accounts import MEMORY, TOTAL, Accounts, Holder
 from atoll.accounts import sandbox as sandbox_holder
 from atoll.egress.broker.grants import MAX_ADDRESSES, Grants
 from atoll.egress.broker.ipv6_standins import StandIns
+from atoll.egress.broker.local_ports import LocalPorts
 from atoll.egress.broker.relay import Buffers
 from atoll.egress.broker.turns import Lane
 from atoll.egress.limits import Limits
@@ -107,6 +108,7 @@ class Member:
     lane: Lane
     accounts: Accounts
     buffers: Buffers
+    ports: LocalPorts
     limits: Limits = field(default_factory=Limits)
     notice: Callable[[EgressEvent], None] = lambda event: None
     grants: Grants = field(default_factory=lambda: Grants(time.monotonic))
@@ -226,5 +228,6 @@ class Member:
             "refused": self.refused,
             "open": len(self.flows),
             "seconds": round(self.lane.used, 6),
+            "longest_wait": self.lane.longest_wait,
             "last_payload": self.last_payload,
         }

@@ -60,6 +60,8 @@ class Lane:
         self._level = turns.level - BURST  # what it has used, on the scale of `Turns.level`
         self.used = 0.0
         self.waiting = False  # for its turn
+        self.ready_in = 0  # the turn in which it began to wait
+        self.longest_wait = 0  # in turns of the loop
         self.watched = False  # by the loop; not while it waits for longer than one turn
         self.closed = False
         turns.watch(self)
@@ -207,6 +209,7 @@ class Turns:
         self._waiting: list[tuple[float, int, Lane]] = []  # a heap, by what each lane has used
         self._order = itertools.count()
         self._scheduled = False
+        self._number = 0  # of the turns so far
         self._end = 0.0
         self.now = 0.0  # processor time of this thread, when a lane was last served
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -236,6 +239,7 @@ class Turns:
         """A lane has work: it waits for its turn, which begins when everything that has arrived is known."""
         if not lane.waiting and not lane.closed:
             lane.waiting = True
+            lane.ready_in = self._number
             self._push(lane)
             if not self._scheduled:
                 self._scheduled = True
@@ -263,9 +267,12 @@ class Turns:
         """Serve lanes for one slice; the loop looks for what is new before the next one."""
         self.now = time.thread_time()
         self._end = self.now + SLICE
+        self._number += 1
         while self._waiting:
             lane = heapq.heappop(self._waiting)[2]
+            lane.longest_wait = max(lane.longest_wait, self._number - lane.ready_in)
             if not lane.closed and lane.serve(QUANTUM, self.now):
+                lane.ready_in = self._number
                 self._push(lane)
             else:
                 lane.waiting = False

@@ -42,7 +42,7 @@ class TableShare:
             dns_rate=max(1, min(100, share // 8 // UDP_SECONDS)),
             dns_burst=max(1, min(500, share // 8)),
             syn_rate=max(1, min(100, share // 8 // CLOSED_SECONDS)),
-            syn_burst=max(1, min(1500, share // 8)),
+            syn_burst=max(1, min(256, share // 8)),
         )
 
     @property

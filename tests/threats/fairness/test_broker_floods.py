@@ -1,0 +1,73 @@
+"""Availability between tenants: whatever sandboxes send to the broker, a neighbour's lookup with a GET goes on.
+
+With a few sandboxes it is counted: how many turns of the broker's loop the neighbour waits at most. With twenty, in the long run, it is
+measured: at most three times as long as beside twenty sandboxes that only compute.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "egress"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from broker_floods import FLOODS
+from broker_world import FairWorld, Waits, show
+from egress_world import can_make_networks, wait_for
+from sandbox_lab import LONG
+
+pytestmark = pytest.mark.serial
+BOUND = 3.0
+FEW, MANY = 8, 20
+MOST_TURNS = 4
+ENOUGH_SECONDS = 0.02  # of the broker's processor time, so that there was a flood
+
+
+def make_world(sandboxes: int) -> Iterator[FairWorld]:
+    if not can_make_networks():
+        pytest.skip("needs root to make network namespaces")
+    made = FairWorld(sandboxes)
+    try:
+        made.measure(10)
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def few() -> Iterator[FairWorld]:
+    yield from make_world(FEW)
+
+
+@pytest.fixture(scope="module")
+def many() -> Iterator[FairWorld]:
+    yield from make_world(MANY)
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_a_neighbour_waits_for_few_turns(few: FairWorld, kind: str) -> None:
+    """Count turns of the loop, which no other program on the machine adds to."""
+    pid, before = few.egress.broker_pid, few.used()
+    few.act(kind)
+    wait_for("the flood is under way", lambda: few.used() - before > ENOUGH_SECONDS)
+    took = few.measure(10)
+    few.act("stop")
+    turns, used = few.near.counters()["longest_wait"], few.used() - before
+    show(f"{kind}: {turns} turns, {used:.2f} s for the flood; slowest {max(took):.0f} ms")
+    assert few.egress.broker_pid == pid, "the broker was replaced"
+    assert turns <= MOST_TURNS
+
+
+@pytest.mark.skipif(not LONG, reason="only in the long run: some minutes of all processors")
+@pytest.mark.parametrize("kind", FLOODS)
+def test_neighbour_beside_a_flood(many: FairWorld, kind: str) -> None:
+    """Measure the neighbour beside the flood and beside programs that only compute, in turns; more often where it is close."""
+    pid = many.egress.broker_pid
+    waits = many.compare(kind, 3, Waits())
+    if waits.worst > BOUND:
+        many.compare(kind, 2, waits)
+    show(f"{kind}: {waits}")
+    assert many.egress.broker_pid == pid, "the broker was replaced"
+    assert waits.worst <= BOUND and waits.usual <= BOUND, str(waits)
