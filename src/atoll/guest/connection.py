@@ -15,6 +15,7 @@ from atoll.guest.refusals import ConnectionLost, refusal
 WINDOW = 1024 * 1024
 PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
 MAX_PENDING_EVENTS = 8 * 1024 * 1024
+ENOUGH_EVENTS = 64 * 1024  # bytes of a list's events that wait, above which the agent is not read until they are taken
 TURN = 1024 * 1024  # bytes that are taken from an agent before those who wait for them run
 FRAMES = 512  # that are taken from one piece before others have their turn
 LONG = 0.01  # seconds of work for one piece after which others have their turn
@@ -61,6 +62,9 @@ class Stream:
         self._error: BaseException | None = None
         self._abandoned = False
         self.tells_eof = True  # whether the end of a channel is an item of its own
+        self.slow_down = (
+            False  # whether the agent is not read while many events wait; for who takes them without a client
+        )
 
     def __aiter__(self) -> "Stream":
         return self
@@ -81,6 +85,8 @@ class Stream:
             self._consumed(item.channel, len(item.data))
         elif item.kind == wire.EVENT:
             self._event_bytes -= item.cost
+            if self._event_bytes <= ENOUGH_EVENTS // 2:
+                self._connection.release(self)
         return item
 
     async def finish(self) -> dict[str, Any]:
@@ -120,6 +126,7 @@ class Stream:
 
     def cancel(self) -> None:
         """End the operation. What it still sends is dropped; the stream closes when the agent's RESULT comes."""
+        self._connection.release(self)
         if self.over or self._abandoned:
             return
         self._abandoned = True
@@ -167,6 +174,8 @@ class Stream:
             self.fail(errors.Exhausted("events came faster than they were read"))
             return
         self._items.append(Item(wire.EVENT, -1, b"", wire.message(payload), cost))
+        if self.slow_down and self._event_bytes > ENOUGH_EVENTS:
+            self._connection.hold(self)
         self._wake()
 
     def on_credit(self, amount: int) -> None:
@@ -220,6 +229,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unseen = 0  # bytes taken in since the last pause
         self._rest = b""  # what came and has to wait for its turn
+        self._full: set[Stream] = set()  # streams with as many events as may wait
         self.greeted = False
         self.bye: str | None = None
         self.why = "the connection to the guest agent was lost"
@@ -263,12 +273,25 @@ class Connection(asyncio.BufferedProtocol):
         if not self.closed.done():
             if rest:
                 self.feed(rest)
-            if self not in _flooding:
-                self._go_on()
+            self._go_on()
 
     def _go_on(self) -> None:
+        if self._full or self in _flooding:
+            return
         if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
             self._transport.resume_reading()
+
+    def hold(self, stream: Stream) -> None:
+        """Read nothing more until this stream's events were taken."""
+        if not self._full and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._full.add(stream)
+
+    def release(self, stream: Stream) -> None:
+        """Read on, unless another stream holds it."""
+        if stream in self._full:
+            self._full.discard(stream)
+            self._go_on()
 
     def eof_received(self) -> bool:
         return False

@@ -28,6 +28,8 @@ from sandbox_lab import RUNTIMES
 from atoll import errors, model
 from atoll.accounts import THREADS, Accounts
 from atoll.core.access.principals import local
+from atoll.core.files import verbs as file_verbs
+from atoll.core.loop_turns import LoopTurns
 from atoll.core.workers import MAX_WAITING, Workers
 from atoll.core.workspaces import archive, manifest
 from atoll.core.workspaces.chunks import ChunkStore
@@ -223,3 +225,63 @@ async def test_a_list_of_many_files_leaves_the_loop_to_others(tmp_path: Path) ->
         assert longest < 0.1, f"one turn of the loop took {longest:.3f} s of CPU time"
         await core.sandboxes.destroy(who, made.id)
         assert core.accounts.snapshot() == {}
+
+
+async def test_many_lists_at_once_cost_a_round_of_the_loop_as_much_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count the entries that are made for answers between two rounds of the loop, whoever else uses the machine."""
+    lists, count = 12, 3000
+    for number in range(count):
+        (tmp_path / f"{number}").touch()
+    made, rounds, over = [0], list[int](), asyncio.Event()
+
+    def counted(value: Any) -> dict[str, Any]:
+        made[0] += 1
+        return clean(value)
+
+    clean = file_verbs.clean
+    monkeypatch.setattr(file_verbs, "clean", counted)
+
+    async def tick() -> None:
+        while not over.is_set():
+            rounds.append(made[0])
+            await asyncio.sleep(0)
+
+    async with plain_core() as core:
+        who = local(os.geteuid(), os.getegid())
+        boxes = [await core.sandboxes.create(who, model.CreateSandbox(network=False)) for _ in range(lists)]
+        wish = model.ListFiles(path=str(tmp_path), recursive=True)
+        ticking = asyncio.create_task(tick())
+        found = await asyncio.gather(*(core.files.list(who, box.id, wish) for box in boxes))
+        over.set()
+        await ticking
+        assert [len(one["entries"]) for one in found] == [count] * lists
+        assert max(b - a for a, b in pairwise(rounds)) <= 2 * file_verbs.PART
+        for box in boxes:
+            await core.sandboxes.destroy(who, box.id)
+        assert core.accounts.snapshot() == {}
+
+
+async def test_owners_take_turns_however_much_one_of_them_asks() -> None:
+    turns, order = LoopTurns(), list[str]()
+
+    async def ask(owner: str, pieces: int) -> None:
+        for _ in range(pieces):
+            await turns.turn(owner)
+            order.append(owner)
+
+    await asyncio.gather(*(ask("a", 10) for _ in range(8)), ask("b", 10))
+    assert len(order) == 90
+    assert max(index for index, owner in enumerate(order) if owner == "b") <= 21
+
+
+async def test_who_leaves_before_its_turn_is_passed_over() -> None:
+    turns = LoopTurns()
+    waiting = [asyncio.create_task(turns.turn("a")) for _ in range(50)]
+    await asyncio.sleep(0)
+    for task in waiting[:-1]:
+        task.cancel()
+    async with asyncio.timeout(30):
+        await waiting[-1]
+        await turns.turn("b")

@@ -7,7 +7,7 @@ beside it as `<field>_b64`; requests may give them the same way.
 import asyncio
 import base64
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from atoll.core.access.approval_rules import Gate
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
+from atoll.core.loop_turns import LoopTurns
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import ConnectionLost, Download, wire
@@ -42,6 +43,7 @@ class Files(Part):
         self._sandboxes = sandboxes
         self._history = history
         self._gate = gate
+        self._turns = LoopTurns()
 
     @verb("files", by="op")
     async def ask(self, who: Principal, ref: str, op: str, request: Request) -> Entry:
@@ -53,8 +55,17 @@ class Files(Part):
             answer, events = await client.collect(op, timeout=LONG, **fields)
         earlier = [one for event in events for one in event.get("results") or () if isinstance(one, dict)]
         if earlier and isinstance(answer.get("results"), list):  # sed tells of many files in several parts
-            answer = {**answer, "results": [*earlier, *answer["results"]]}
+            found = [*earlier, *answer["results"]]
+            return {**clean({**answer, "results": None}), "results": await self._clean_all(live, found)}
         return clean(answer)
+
+    async def _clean_all(self, live: Live, entries: Sequence[Any]) -> Sequence[Entry]:
+        """The entries as an answer holds them, made in pieces; others have their turn between them."""
+        found: list[Entry] = []
+        for start in range(0, len(entries), PART):
+            await self._turns.turn(live.owner)
+            found += [clean(entry) for entry in entries[start : start + PART] if isinstance(entry, dict)]
+        return found
 
     @verb("files.list")
     async def list(self, who: Principal, ref: str, request: Request) -> Entry:
@@ -87,6 +98,7 @@ class Files(Part):
         holders = accounts.sandbox(live.id), accounts.owner(live.owner)
         with live.use() as client, self._sandboxes.accounts.lease(accounts.MEMORY, 0, *holders) as held:
             stream = await client.open(op, **fields)
+            stream.slow_down = True
             try:
                 async with asyncio.timeout(LONG):
                     async for item in stream:
@@ -96,10 +108,7 @@ class Files(Part):
                         if held.amount > MAX_ANSWER:
                             return {**_told(op, found), key: found}
                         told = item.event.get(key)
-                        batch = told if isinstance(told, list) else []
-                        for start in range(0, len(batch), PART):
-                            found += [clean(entry) for entry in batch[start : start + PART] if isinstance(entry, dict)]
-                            await asyncio.sleep(0)
+                        found += await self._clean_all(live, told if isinstance(told, list) else [])
             except TimeoutError:
                 raise errors.Timeout(f"the guest agent did not answer `{op}` in {LONG:g} s") from None
             finally:
