@@ -21,7 +21,7 @@ from backend_lab import (
     until,
 )
 
-from atoll.backends.contract import BoxSpec
+from atoll.backends.contract import BoxSpec, Workspace
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.assembly import STEPS
 from atoll.backends.local.layers import Rootfs
@@ -151,10 +151,10 @@ async def test_a_failed_start_keeps_the_disk_of_a_stopped_sandbox(backend: Local
 
     backend.on_step = fault
     with pytest.raises(Broken):
-        await backend.create(spec_for(rootfs, id=record["id"], disk=record))
+        await backend.create(spec_for(rootfs, id=record["id"], workspace=Workspace("kept", disk=record)))
     backend.on_step = lambda box, name: None
     assert backend.paths.disk(record["id"]).exists()
-    again = await backend.create(spec_for(rootfs, id=record["id"], disk=record))
+    again = await backend.create(spec_for(rootfs, id=record["id"], workspace=Workspace("kept", disk=record)))
     assert again.record["base"] == record["base"]
     await backend.destroy(again.record)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from backend_lab import NOTHING, PATIENCE, Sandbox, census, local_backend, nothing_left, spec_for
 
-from atoll.backends.contract import Limits
+from atoll.backends.contract import Limits, Workspace
 from atoll.backends.local import LocalBackend, binaries
 from atoll.backends.local.kernel import seccomp
 from atoll.backends.local.kernel.cgroups import Groups, Hierarchies
@@ -118,7 +118,7 @@ async def test_a_range_that_was_lost_stops_the_start(backend: LocalBackend, root
     thief = new_id()
     assert backend.ids.hold(record["base"], thief)
     with pytest.raises(Conflict):
-        await backend.create(spec_for(rootfs, id=record["id"], disk=record))
+        await backend.create(spec_for(rootfs, id=record["id"], workspace=Workspace("kept", disk=record)))
     backend.ids.release(thief)
     await backend.destroy(record)
 
@@ -176,7 +176,9 @@ async def share_a_workspace(rootfs: Rootfs, home: Path) -> None:
     made = []
     try:
         made.append(first := Sandbox(backend, await backend.create(spec_for(rootfs))))
-        made.append(second := Sandbox(backend, await backend.create(spec_for(rootfs, workspace=first.id))))
+        made.append(
+            second := Sandbox(backend, await backend.create(spec_for(rootfs, workspace=Workspace("shared", first.id))))
+        )
         assert len(attached(backend.paths.disk(first.id))) == 1
         assert (await first.sh("echo x > /workspace/file")).ok
         assert (await second.run("cat", "/workspace/file")).stdout == "x\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from backend_lab import Sandbox, namespaces, spec_for
 
-from atoll.backends.contract import Mount
+from atoll.backends.contract import Mount, Workspace
 from atoll.backends.local import LocalBackend, bundle
 from atoll.backends.local.layers import Rootfs
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied
@@ -341,7 +341,7 @@ async def test_mount_sources_are_opened_as_the_caller_and_without_links(make, tm
 async def test_a_workspace_can_be_shared(make, backend: LocalBackend) -> None:
     """Two sandboxes with different ids see one workspace, each as root; it outlives the one it came from."""
     first = await make()
-    second = await make(workspace=first.id)
+    second = await make(workspace=Workspace("shared", first.id))
     assert (await first.sh("echo one > /workspace/a; mkdir -m 700 /workspace/d; echo two > /workspace/d/b")).ok
     result = await second.sh("cat /workspace/a /workspace/d/b; stat -c %u /workspace/a; echo three > /workspace/c")
     assert result.stdout.split() == ["one", "two", "0"], result.stderr
@@ -350,13 +350,13 @@ async def test_a_workspace_can_be_shared(make, backend: LocalBackend) -> None:
     await first.destroy()
     assert (await second.run("cat", "/workspace/a")).stdout == "one\n"
     with pytest.raises(NotFound):
-        await make(workspace=first.id)
+        await make(workspace=Workspace("shared", first.id))
 
 
 async def restarted(sandbox: Sandbox, make) -> Sandbox:
     record = sandbox.box.record
     await sandbox.destroy(keep_disk=True)
-    return await make(id=sandbox.id, disk=record)
+    return await make(id=sandbox.id, workspace=Workspace("kept", disk=record))
 
 
 async def test_a_stopped_sandbox_starts_again_with_its_files(make) -> None:
@@ -381,7 +381,7 @@ async def test_a_disk_that_turned_hostile_does_not_start(
     await first.destroy(keep_disk=True)
     await _replace_by_link(backend, first.id, name, str(decoy))
     with pytest.raises(InvalidArgument):
-        await make(id=first.id, disk=record)
+        await make(id=first.id, workspace=Workspace("kept", disk=record))
     assert list(decoy.iterdir()) == [] and root
     await backend.destroy(record)
 

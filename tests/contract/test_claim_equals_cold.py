@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from contract_lab import ENV, Place, run, until
 
-from atoll.backends.contract import Box, BoxSpec, Limits, Mount
+from atoll.backends.contract import Box, BoxSpec, Limits, Mount, Workspace
 from atoll.model import Policy
 
 SEEN = """
@@ -54,8 +54,7 @@ TRIED: tuple[dict[str, Any], ...] = (
 COLD: dict[str, Any] = {
     "hostname": "of-its-own",
     "mounts": (Mount("/var/tmp", "/mnt/here", True, 0, 0),),
-    "workspace": "a" * 20,
-    "disk": {"id": "a" * 20},
+    "workspace": Workspace("shared", "a" * 20),
 }
 SAME = {"id", "image", "runtime"}  # what a warm sandbox is looked for by
 
@@ -108,7 +107,8 @@ async def test_what_a_started_sandbox_cannot_take_on_is_made_cold(place: Place) 
         "seccomp": "restrictive",
         "no_capabilities": True,
     }
-    for name, value in kinds.items():
+    kept = Workspace("kept", disk={"id": "a" * 20})
+    for name, value in (*kinds.items(), ("workspace", kept)):
         other = place.spec(**{name: value})
         assert backend.warm_for(other) == 0, name
         assert backend.reserve(other) == other.id, name

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from contract_lab import Place, run, until
 
-from atoll.backends.contract import Image, Limits, Mount, Traffic
+from atoll.backends.contract import Image, Limits, Mount, Traffic, Workspace
 from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound, Unsupported
 from atoll.model import Policy
@@ -168,14 +168,14 @@ async def test_a_workspace_is_shared_where_the_runtime_can(place: Place) -> None
     box = await place.create()
     if not box.capabilities.shared_workspace:
         with pytest.raises(Unsupported):
-            await place.backend.create(place.spec(workspace=box.id))
+            await place.backend.create(place.spec(workspace=Workspace("shared", box.id)))
         return
     await run(box, "/bin/sh", "-c", "echo mine > /workspace/file; echo own > /root/file")
-    other = await place.create(workspace=box.id)
+    other = await place.create(workspace=Workspace("shared", box.id))
     assert await run(other, "/bin/cat", "/workspace/file") == (0, "mine\n")
     assert (await run(other, "/bin/cat", "/root/file"))[0] == 1
     with pytest.raises(NotFound):
-        await place.backend.create(place.spec(workspace=new_id()))
+        await place.backend.create(place.spec(workspace=Workspace("shared", new_id())))
     await place.backend.destroy(other.record)
     assert await run(box, "/bin/cat", "/workspace/file") == (0, "mine\n")
 
@@ -211,7 +211,7 @@ async def test_a_kept_disk_is_there_again(place: Place) -> None:
     box = await place.create()
     await run(box, "/bin/sh", "-c", "echo mine > /workspace/file; echo kept > /root/file")
     await place.backend.destroy(box.record, keep_disk=True)
-    again = await place.create(place.spec(id=box.id, disk=dict(box.record)))
+    again = await place.create(place.spec(id=box.id, workspace=Workspace("kept", disk=dict(box.record))))
     assert await run(again, "/bin/cat", "/workspace/file", "/root/file") == (0, "mine\nkept\n")
 
 

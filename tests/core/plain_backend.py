@@ -138,7 +138,7 @@ class PlainBackend:
         return None
 
     async def create(self, spec: BoxSpec) -> PlainBox:
-        if spec.policy.network != "none" or spec.mounts or spec.workspace is not None:
+        if spec.policy.network != "none" or spec.mounts or spec.workspace.kind == "shared":
             raise errors.Unsupported("a plain process has no network, no mounts and no workspace of its own")
         if spec.image.name not in ("", "host"):
             raise errors.NotFound(f"no image {spec.image.name!r}", hint="there is only host")

@@ -68,6 +68,19 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where the files of a sandbox are.
+
+    `own`: on a new disk. `kept`: on the disk of the stopped sandbox of this id, of which `disk` is the record. `shared`:
+    /workspace is that of the sandbox `of`, and the rest is on a disk of its own, which is a kept one if `disk` is given.
+    """
+
+    kind: Literal["own", "kept", "shared"] = "own"
+    of: str = ""
+    disk: Record | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class BoxSpec:
     """All that is needed to make one sandbox."""
 
@@ -80,8 +93,7 @@ class BoxSpec:
     boot: Mapping[str, Any] = field(default_factory=dict)  # keys of the boot message: environment, deadline, warm
     base_env: Mapping[str, str] = field(default_factory=dict)  # of that environment, what is nobody's in particular
     mounts: tuple[Mount, ...] = ()
-    workspace: str | None = None  # id of the sandbox whose workspace this one shares; None: its own
-    disk: Record | None = None  # record of the stopped sandbox of this id, whose disk is used again
+    workspace: Workspace = field(default_factory=Workspace)
     policy: Policy = field(default_factory=Policy)  # what it may reach; in force before any of its code runs
     read_only_root: bool = False
     seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive

@@ -179,16 +179,16 @@ class Assembly:
 
     def _take_ids(self) -> int:
         """A stopped sandbox's files carry its range: it gets the same one again, or does not start."""
-        if self.spec.disk is None:
+        if self.spec.workspace.disk is None:
             return self.backend.ids.take(self.spec.id)
-        base = int(self.spec.disk["base"])
+        base = int(self.spec.workspace.disk["base"])
         if not self.backend.ids.hold(base, self.spec.id):
             raise Conflict("the user ids of this sandbox are in use by another one")
         return base
 
     async def _make_disk(self) -> None:
         path = self.paths.disk(self.spec.id)
-        if self.spec.disk is not None:
+        if self.spec.workspace.disk is not None:
             if not path.exists() and self.backend.standing.rootless:
                 raise FailedPrecondition(
                     "the files of this sandbox are gone: its disk was limited, so it was in memory"
@@ -246,7 +246,7 @@ class Assembly:
     def _disk(self) -> dict[str, Any]:
         if self._disk_in_memory:
             return {"tmpfs": self.spec.limits.disk_mb << 20}
-        return {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.disk is None}
+        return {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.workspace.disk is None}
 
     @staticmethod
     def _keep(stack: ExitStack, make: Callable[[], int]) -> int:
@@ -329,7 +329,7 @@ class Assembly:
             "base": base,
             "limits": self.spec.limits.to_json(),
             "enforced": enforced,
-            "workspace": self.spec.workspace if self._workspace else None,
+            "workspace": self.spec.workspace.of if self._workspace else None,
             "needs": ["filter"] if self.filter() else [],
             "link": self.backend.links.link(self.spec.id),
             **self.secrets,

@@ -174,7 +174,7 @@ class LocalBackend:
                     await box.unless_it_ends(box.client.connection())
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
-                await _to_the_end(self._clean_up({"id": spec.id}, keep_disk=spec.disk is not None))
+                await _to_the_end(self._clean_up({"id": spec.id}, keep_disk=spec.workspace.disk is not None))
                 raise
             return box
 
@@ -216,16 +216,17 @@ class LocalBackend:
 
     def _workspace(self, spec: BoxSpec) -> Path | None:
         """The disk of the sandbox whose workspace is shared."""
-        if spec.workspace is None or spec.workspace == spec.id:
+        shared = spec.workspace.of
+        if not shared or shared == spec.id:
             return None
-        image = self.paths.disk(spec.workspace)
-        if not image.exists() and self.standing.rootless and self.paths.box(spec.workspace).exists():
+        image = self.paths.disk(shared)
+        if not image.exists() and self.standing.rootless and self.paths.box(shared).exists():
             raise Unsupported(
-                f"the disk of sandbox {spec.workspace} is in memory, and cannot be shared",
+                f"the disk of sandbox {shared} is in memory, and cannot be shared",
                 hint="an ordinary user's disk is in memory when its size is asked for: leave --disk out",
             )
         if not image.exists():
-            raise NotFound(f"sandbox {spec.workspace} has no workspace to share")
+            raise NotFound(f"sandbox {shared} has no workspace to share")
         return image
 
     async def adopt(self, record: Record, policy: Policy | None = None, *, keep_disk: bool = False) -> Box | None:
@@ -415,7 +416,7 @@ def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:
         runtime,
         mounts=bool(spec.mounts),
         ports=bool(policy.host_ports),
-        shared=spec.workspace is not None,
+        shared=spec.workspace.kind == "shared",
         hosts=policy.network != "none",
     )
 

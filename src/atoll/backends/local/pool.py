@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll import errors
-from atoll.backends.contract import BoxSpec, Capabilities, Record
+from atoll.backends.contract import BoxSpec, Capabilities, Record, Workspace
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import new_id
 from atoll.model import Policy
@@ -76,7 +76,7 @@ class Key:
     @staticmethod
     def of(spec: BoxSpec, can: Capabilities) -> "Key | None":
         """The key of a sandbox that may come from the pool; None if it may not."""
-        if spec.mounts or spec.workspace is not None or spec.disk is not None or spec.hostname:
+        if spec.mounts or spec.workspace.kind != "own" or spec.hostname:
             return None
         limits = spec.limits
         seen = (limits.memory_mb, limits.cpus, limits.shm_mb)
@@ -297,8 +297,8 @@ def blank(pattern: BoxSpec) -> BoxSpec:
     early = {"early": warm.get("pool", False), "node_early": warm.get("node_pool", False)}
     boot = {"env": dict(pattern.base_env), "deadline_ms": None, "warm": {**warm, **early}}
     return replace(
-        pattern, id=new_id(), boot=boot, hostname="", required=pattern.required & {"disk_mb"}, policy=Policy(), mounts=(), workspace=None,
-        disk=None,
+        pattern, id=new_id(), boot=boot, hostname="", required=pattern.required & {"disk_mb"}, policy=Policy(), mounts=(),
+        workspace=Workspace(),
     )  # fmt: skip
 
 

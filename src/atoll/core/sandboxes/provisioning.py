@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from atoll import errors
-from atoll.backends.contract import Backend, BoxSpec, Limits, Mount, Record
+from atoll.backends.contract import Backend, BoxSpec, Limits, Mount, Record, Workspace
 from atoll.config import Config
 from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
@@ -64,8 +64,7 @@ class Plan:
             },
             base_env=self.base_env,
             mounts=self.mounts,
-            workspace=parent,
-            disk=disk,
+            workspace=_workspace(parent, disk),
             read_only_root=spec.read_only_root,
             seccomp=profile.seccomp,
             no_capabilities=profile.capabilities == "none",
@@ -140,6 +139,12 @@ class Boxes:
             await live.client.close()
             raise
         return live
+
+
+def _workspace(parent: str | None, disk: Record | None) -> Workspace:
+    if parent is not None:
+        return Workspace("shared", parent, disk)
+    return Workspace() if disk is None else Workspace("kept", disk=disk)
 
 
 async def _check_workdir(live: Live) -> None:
