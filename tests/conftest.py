@@ -1,14 +1,9 @@
 """One daemon per test process for the behaviour and threat tests, and one fixture that runs a test on every runtime that works."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from sandbox_lab import RUNTIMES, Lab
+from lab.sandboxes import RUNTIMES, Lab
 
 import atoll
 

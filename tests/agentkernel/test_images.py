@@ -4,18 +4,14 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.images import Member, RegistryServer, build_image, make_tar, running_registry
 
 from .conftest import Cli
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "images"))
-
-from image_lab import Member, RegistryServer, build_image, make_tar, running_registry
 
 PROGRAMS = ("/bin/sh", "/bin/cat", "/bin/ls")
 

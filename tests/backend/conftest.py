@@ -2,17 +2,12 @@
 
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import backend_lab
-from backend_lab import Sandbox, chosen_runtime, host_rootfs, local_backend, nothing_left, spec_for
+from lab.backend import Sandbox, children, chosen_runtime, host_rootfs, inherited, local_backend, nothing_left, spec_for
 
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.box import LocalBox
@@ -40,7 +35,7 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
 async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    backend_lab.inherited.update(backend_lab.children())
+    inherited.update(children())
     made = local_backend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await made.start()
     yield made

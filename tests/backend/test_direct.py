@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_lab import PATIENCE, Sandbox, local_backend, nothing_left, spec_for, until
-from direct_lab import COVERED, LOOK, WRITTEN, answer, comparable, filter_of, groups_of, opened, outside
+from lab.backend import PATIENCE, Sandbox, local_backend, nothing_left, spec_for
+from lab.direct import COVERED, LOOK, WRITTEN, answer, comparable, filter_of, groups_of, opened, outside
+from lab.waiting import eventually
 
 from atoll.backends.local import LocalBackend, binaries, bundle
 from atoll.backends.local.kernel import filters, seccomp
@@ -76,7 +77,7 @@ async def look(sandbox: Sandbox) -> Seen:
     box = sandbox.box
     result = await sandbox.run("/usr/bin/python3", "-c", LOOK, json.dumps([COVERED, WRITTEN]))
     assert result.ok, result.stderr
-    await until(lambda: not opened(box.pid), "its first process holds no file")
+    await eventually(lambda: not opened(box.pid), "its first process holds no file")
     mount = sandbox.backend.groups.hierarchies.v1.get("devices")
     path = sandbox.backend.groups.path(box.id)
     rules = (mount / path.lstrip("/") / "devices.list").read_text().splitlines() if mount else []
@@ -298,7 +299,7 @@ async def test_the_next_daemon_finds_it(backend: LocalBackend, start: Start) -> 
     assert (await again.sh("echo alive")).stdout == "alive\n"
     assert await second.sweep({sandbox.id}) == [other.id]
     await again.destroy()
-    await until(lambda: not Path(f"/proc/{record['pid']}").exists(), "its init is gone")
+    await eventually(lambda: not Path(f"/proc/{record['pid']}").exists(), "its init is gone")
 
 
 # The rows of ESC whose wall the engine builds.

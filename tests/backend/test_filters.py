@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from direct_lab import answer
+from lab.direct import answer
 
 from atoll.backends.local.kernel import filters, seccomp
 from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend_lab import (
+from lab.backend import (
     NOTHING,
     PATIENCE,
     Sandbox,
@@ -18,8 +18,8 @@ from backend_lab import (
     namespaces,
     nothing_left,
     spec_for,
-    until,
 )
+from lab.waiting import eventually
 
 from atoll.backends.contract import BoxSpec, Workspace
 from atoll.backends.local import LocalBackend
@@ -82,7 +82,7 @@ async def test_cycles_leave_the_daemon_as_it_was(backend: LocalBackend, rootfs: 
     before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
     for _ in range(cycles):
         await once()
-    await until(lambda: len(os.listdir("/proc/self/fd")) <= before[0], "descriptors are closed")
+    await eventually(lambda: len(os.listdir("/proc/self/fd")) <= before[0], "descriptors are closed")
     assert len(asyncio.all_tasks()) <= before[1]
     assert census(backend) == NOTHING
 
@@ -228,7 +228,7 @@ async def test_the_dead_are_buried_not_adopted(make, backend: LocalBackend) -> N
     os.kill(dead_record["pid"], signal.SIGKILL)
     fresh = local_backend(backend.paths.home)
     await fresh.start()
-    await until(lambda: not fresh.groups.open(dead.id).pids(), "the killed one is gone")
+    await eventually(lambda: not fresh.groups.open(dead.id).pids(), "the killed one is gone")
     assert await fresh.adopt(dead_record) is None
     assert await fresh.adopt(mistaken_record) is None
     assert os.getpid()  # still here: the number alone never kills

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from backend_lab import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces, until
+from lab.backend import PATIENCE, SMALL, Sandbox, chosen_runtime, namespaces
+from lab.waiting import eventually
 
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.runtimes import probe
@@ -147,10 +148,10 @@ HELLO = wire.control(wire.HELLO, 0, {"v": 1, "secret": SECRET})
 async def test_a_door_hands_on_what_it_has_only_looked_at(door: Door, tmp_path: Path) -> None:
     """The hello is still there for the one who gets the connection; the newest caller wins."""
     old = _call(tmp_path, HELLO)
-    await until(lambda: door._arrived is not None, "the first is seen")
+    await eventually(lambda: door._arrived is not None, "the first is seen")
     first = door._arrived
     new = _call(tmp_path, HELLO + b"more")
-    await until(lambda: door._arrived is not first, "the second is seen")
+    await eventually(lambda: door._arrived is not first, "the second is seen")
     reader, writer = await asyncio.wait_for(door.connect(), PATIENCE)
     assert await reader.readexactly(len(HELLO) + 4) == HELLO + b"more"
     assert _closed(old)
@@ -171,7 +172,7 @@ async def test_a_door_stays_shut_for_others(door: Door, tmp_path: Path) -> None:
     for _ in range(KNOCKS * 3):
         silent.append(_call(tmp_path, HELLO[:5]))
         await asyncio.sleep(0)
-    await until(lambda: len(door._guests) <= KNOCKS + 1, "few are looked at")
+    await eventually(lambda: len(door._guests) <= KNOCKS + 1, "few are looked at")
     assert door._arrived is None
     agent = _call(tmp_path, HELLO)
     _, writer = await asyncio.wait_for(door.connect(), PATIENCE)
@@ -209,7 +210,7 @@ def _is_old(program: str) -> bool:
 @pytest.mark.skipif(not _is_old(OLD), reason="needs the build of Debian 12")
 async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> None:
     """Commands, files, kills of whole trees and a second connection on the build of 2022."""
-    from backend_lab import spec_for
+    from lab.backend import spec_for
 
     box = await backend._create(spec_for(rootfs), Engine(Gvisor(), "runsc-ptrace", OLD))
     sandbox = Sandbox(backend, box)

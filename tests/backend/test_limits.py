@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from backend_lab import PATIENCE, SMALL, spec_for, until
+from lab.backend import PATIENCE, SMALL, spec_for
+from lab.waiting import eventually
 
 from atoll.backends.contract import Limits
 from atoll.backends.local import LocalBackend
@@ -72,7 +73,7 @@ except OSError as error:
     async with asyncio.timeout(PATIENCE):
         await sandbox.box.kill()
     assert (await sandbox.box.wait()).kind == "killed"
-    await until(lambda: not sandbox.backend.groups.open(sandbox.id).pids(), "the group is empty")
+    await eventually(lambda: not sandbox.backend.groups.open(sandbox.id).pids(), "the group is empty")
 
 
 async def test_a_full_disk_is_enospc_for_the_writer_only(make) -> None:
@@ -114,7 +115,7 @@ async def test_the_cpu_quota_is_set_and_felt(make) -> None:
         counters = dict(line.split() for line in (directory / "cpu.stat").read_text().splitlines())
         return int(counters["nr_throttled"]) > 0
 
-    await until(throttled, "the busy loop is throttled")
+    await eventually(throttled, "the busy loop is throttled")
     assert (await sandbox.box.usage()).cpu_us
 
 

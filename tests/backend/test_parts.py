@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, Sandbox, census, local_backend, nothing_left, spec_for
+from lab.backend import NOTHING, PATIENCE, Sandbox, census, local_backend, nothing_left, spec_for
 
 from atoll.backends.contract import Limits, Workspace
 from atoll.backends.local import LocalBackend, binaries

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from backend_lab import Sandbox, namespaces, spec_for
+from lab.backend import Sandbox, namespaces, spec_for
 
 from atoll.backends.contract import Mount, Workspace
 from atoll.backends.local import LocalBackend, bundle

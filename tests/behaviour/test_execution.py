@@ -8,7 +8,7 @@ import signal
 import threading
 
 import pytest
-from sandbox_lab import until
+from lab.sandboxes import until
 
 from atoll import ExecResult, Output, Sandbox, errors
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import ROOTLESS, Lab, until
+from lab.sandboxes import ROOTLESS, Lab, until
 
 from atoll import config, ownership
 from atoll.backends.local import bundle

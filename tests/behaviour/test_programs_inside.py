@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sandbox_lab import SEVERAL_IDS, Lab
+from lab.sandboxes import SEVERAL_IDS, Lab
 
 from atoll import Sandbox, errors
 

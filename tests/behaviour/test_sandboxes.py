@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox_lab import HELD, PATIENCE, ROOTLESS, SOURCE, Lab, alive, until
+from lab.sandboxes import HELD, PATIENCE, ROOTLESS, SOURCE, Lab, alive, until
 
 import atoll
 from atoll import Sandbox, errors

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import ENGINE, HELD, NO_SPARES, ROOTLESS, RUNTIMES, Lab
+from lab.sandboxes import ENGINE, HELD, NO_SPARES, ROOTLESS, RUNTIMES, Lab
 
 PYTHON = """
 import json, os, pathlib

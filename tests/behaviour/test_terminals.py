@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from sandbox_lab import PATIENCE, Lab, until
+from lab.sandboxes import PATIENCE, Lab, until
 
 from atoll import AsyncSandbox, ExecResult, Sandbox, errors
 from atoll.client._sync.sandbox import Pty

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from bench import chart, oneshot, programs, report, results
 from bench.__main__ import wanted

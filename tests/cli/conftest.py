@@ -2,48 +2,13 @@
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from finished import Done
+from lab.command_line import WAIT, Cli, Done
 
-import atoll
-
-SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
-WAIT = 180
-
-
-class Cli:
-    """Calls `atoll` with one home."""
-
-    def __init__(self, home: str) -> None:
-        self.home = home
-        self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_"))}
-        self.env.update(ATOLL_HOME=home, PYTHONPATH=SOURCE)
-        self.env["ATOLL_RUNTIME"] = os.environ.get("ATOLL_RUNTIME", "container")  # behaviour tests cover every runtime
-
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "atoll", *words]
-
-    def __call__(self, *words: str, stdin: bytes | None = None, env: dict[str, str] | None = None) -> Done:
-        done = subprocess.run(
-            self.command(*words), input=stdin if stdin is not None else b"", capture_output=True, timeout=WAIT,
-            env={**self.env, **(env or {})},
-        )  # fmt: skip
-        assert b"Traceback" not in done.stderr + done.stdout, done
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def popen(self, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(self.command(*words), env={**self.env, **options.pop("env", {})}, **options)
-
-    def ok(self, *words: str, **options: Any) -> Any:
-        done = self(*words, **options)
-        assert done.code == 0, done
-        return done.json
+__all__ = ["WAIT", "Cli", "Done"]
 
 
 def bury(cli: Cli) -> None:

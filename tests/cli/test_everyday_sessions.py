@@ -5,18 +5,12 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from lab.waiting import until
+
 from .conftest import WAIT, Cli
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.2)
 
 
 def at_rest(cli: Cli, session: str) -> None:

@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from lab.waiting import until
 
 from .conftest import WAIT, Cli
 
@@ -42,13 +42,6 @@ def at_terminal(cli: Cli, *words: str, env: dict[str, str] | None = None, cwd: s
         return process.wait(WAIT), seen.decode("utf-8", "replace").replace("\r\n", "\n")
     finally:
         os.close(master)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.1)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The scenarios of K8E's document as a person types them, with the real registry where it can be reached."""
 
 import pytest
-from sandbox_lab import reachable
+from lab.sandboxes import reachable
 
 from atoll.egress import default_hosts
 

@@ -5,54 +5,28 @@ import pty
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from finished import Done
+from lab.command_line import WAIT, Cli, Done
 
-import atoll
-
-SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
-WAIT = 240
-MAIN = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(main())"
+__all__ = ["Done", "Gateway", "Machine"]
 
 
-class Machine:
+class Machine(Cli):
     """A machine with nothing but the program on it."""
 
     def __init__(self, name: str = "atoll") -> None:
         self.root = Path(tempfile.mkdtemp(prefix="atk-"))
-        self.name = name
         (self.root / "h").mkdir()
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "DSH_", "KUBE"))}
-        self.env = {**kept, "ATOLL_HOME": str(self.root / "a"), "HOME": str(self.root / "h"), "PYTHONPATH": SOURCE}
-        self.env["ATOLL_RUNTIME"] = os.environ.get("ATOLL_RUNTIME", "container")
-        self.env["TERM"] = "xterm"
+        super().__init__(str(self.root / "a"), str(self.root), name, HOME=str(self.root / "h"), TERM="xterm")
 
     @property
     def data(self) -> Path:
         return self.root / "a" / "sandbox"
-
-    def command(self, *words: str, name: str = "") -> list[str]:
-        return [sys.executable, "-c", MAIN.format(name=f"/usr/bin/{name or self.name}"), *words]
-
-    def __call__(self, *words: str, name: str = "", stdin: bytes = b"", env: dict[str, str] | None = None) -> Done:
-        done = subprocess.run(
-            self.command(*words, name=name), input=stdin, capture_output=True, timeout=WAIT, cwd=self.root,
-            env={**self.env, **(env or {})},
-        )  # fmt: skip
-        assert b"Traceback" not in done.stderr + done.stdout, done
-        return Done(done.returncode, done.stdout, done.stderr)
-
-    def ok(self, *words: str, **options: Any) -> Any:
-        done = self(*words, **options)
-        assert done.code == 0, done
-        return done.json
 
     def at_terminal(self, *words: str) -> str:
         """What a person sees."""

@@ -2,20 +2,14 @@
 
 import os
 import shutil
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
-sys.path.insert(0, str(Path(__file__).parent.parent / "backend"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-import backend_lab
-import orphans
-from backend_lab import host_rootfs
-from contract_lab import PLACES, Place, until
+from lab import orphans
+from lab.backend import children, host_rootfs, inherited
+from lab.contract import PLACES, Place
+from lab.waiting import eventually
 
 from atoll.backends.local.layers import Rootfs
 
@@ -42,12 +36,12 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs, 
     if request.param == "gvisor" and shutil.which("runsc") is None:
         pytest.skip("runsc is not installed")
     found = Place(tmp_path / "home", request.param, rootfs, probes / f"{request.param}.json")
-    backend_lab.inherited.update(backend_lab.children())
+    inherited.update(children())
     with orphans.gathered():
         await found.open()
         try:
             yield found
         finally:
             await found.clear()
-        await until(found.nothing_left, "nothing is left")
+        await eventually(found.nothing_left, "nothing is left")
         await found.backend.close()

@@ -8,7 +8,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
-from contract_lab import ENV, Place, run, until
+from lab.contract import ENV, Place, run
+from lab.waiting import eventually
 
 from atoll.backends.contract import Box, BoxSpec, Limits, Mount, Workspace
 from atoll.model import Policy
@@ -86,7 +87,7 @@ async def test_a_claim_equals_a_cold_start(place: Place, case: int) -> None:
     left = {"env": {**spec.base_env, "LEFT": "behind"}, "deadline_ms": 1_000_000}
     others = spec.required & {"disk_mb"}
     backend.prewarm(replace(spec, boot=left, policy=Policy(), required=others))
-    await until(lambda: backend.warm_for(spec) == 1, "one is warm")
+    await eventually(lambda: backend.warm_for(spec) == 1, "one is warm")
     wanted = replace(spec, id=place.spec().id)
     reserved = backend.reserve(wanted)
     assert reserved != wanted.id
@@ -98,7 +99,7 @@ async def test_what_a_started_sandbox_cannot_take_on_is_made_cold(place: Place) 
         pytest.skip("has no warm sandboxes")
     backend, spec = place.backend, place.spec()
     backend.prewarm(spec)
-    await until(lambda: backend.warm_for(spec) == 1, "one is warm")
+    await eventually(lambda: backend.warm_for(spec) == 1, "one is warm")
     kinds = {
         **COLD,
         "limits": replace(spec.limits, disk_mb=spec.limits.disk_mb + 16),

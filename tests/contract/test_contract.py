@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from contract_lab import Place, run, until
+from lab.contract import Place, run
+from lab.waiting import eventually
 
 from atoll.backends.contract import Image, Limits, Mount, Traffic, Workspace
 from atoll.backends.local.paths import new_id
@@ -29,7 +30,7 @@ async def test_create_returns_a_sandbox_that_answers(place: Place) -> None:
 async def test_destroy_leaves_nothing_and_may_be_repeated(place: Place) -> None:
     box = await place.create()
     await place.backend.destroy(box.record)
-    await until(place.nothing_left, "nothing is left")
+    await eventually(place.nothing_left, "nothing is left")
     await place.backend.destroy(box.record)
     await place.backend.destroy({"id": box.id})
     with pytest.raises(AtollError):
@@ -44,7 +45,7 @@ async def test_a_cancelled_create_leaves_nothing(place: Place) -> None:
         await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
             await place.backend.destroy(task.result().record)
-        await until(place.nothing_left, f"nothing is left of a create cancelled after {pause} s")
+        await eventually(place.nothing_left, f"nothing is left of a create cancelled after {pause} s")
 
 
 async def test_wait_tells_the_end_once_and_kill_is_one(place: Place) -> None:
@@ -118,14 +119,14 @@ async def test_a_policy_that_cannot_be_enforced_is_refused(place: Place) -> None
     assert not (await place.backend.network()).works
     with pytest.raises(Unsupported):
         await place.backend.create(place.spec(policy=Policy(network="hosts")))
-    await until(place.nothing_left, "nothing is left")
+    await eventually(place.nothing_left, "nothing is left")
 
 
 async def test_an_image_that_is_not_there_is_refused(place: Place) -> None:
     with pytest.raises(NotFound) as refused:
         await place.backend.create(place.spec(image=Image("gone", f"sha256:{'0' * 64}")))
     assert "gone" in refused.value.message and refused.value.hint
-    await until(place.nothing_left, "nothing is left")
+    await eventually(place.nothing_left, "nothing is left")
 
 
 async def test_a_reservation_is_used_once_or_destroyed(place: Place) -> None:
@@ -137,12 +138,12 @@ async def test_a_reservation_is_used_once_or_destroyed(place: Place) -> None:
         spec = place.spec()
         assert backend.reserve(spec) == spec.id
         return
-    await until(lambda: backend.warm_for(place.spec()) == 1, "one is warm")
+    await eventually(lambda: backend.warm_for(place.spec()) == 1, "one is warm")
     spec = place.spec()
     given_back = backend.reserve(spec)
     assert given_back != spec.id
     await backend.release(given_back)
-    await until(lambda: backend.warm_for(place.spec()) == 1, "another one is warm")
+    await eventually(lambda: backend.warm_for(place.spec()) == 1, "another one is warm")
     used = backend.reserve(spec)
     assert used not in (spec.id, given_back)
     box = await place.create(replace(spec, id=used))
@@ -194,7 +195,7 @@ async def test_a_mount_has_what_is_hidden_and_guarded_covered(place: Place, tmp_
     if not place.backend.capabilities(place.runtime).host_mounts:
         with pytest.raises(Unsupported):
             await place.backend.create(place.spec(mounts=(mount,)))
-        await until(place.nothing_left, "nothing is left")
+        await eventually(place.nothing_left, "nothing is left")
         return
     box = await place.create(mounts=(mount,))
     look = "cd /mnt/shared; ls -A secret; cat plain/file settings/file"

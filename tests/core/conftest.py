@@ -1,17 +1,12 @@
 """Fixtures of the core tests: a real daemon with real sandboxes, and a core on the plain backend for faults."""
 
 import os
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from daemon_fixtures import daemon, own_daemon
-from daemon_lab import Box, DaemonProcess
-from plain_backend import plain_core
+from lab.daemon import Box, DaemonProcess
+from lab.daemon_fixtures import daemon, own_daemon
+from lab.plain_backend import plain_core
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal, local

@@ -3,9 +3,9 @@
 import threading
 
 import pytest
-from daemon_lab import DaemonProcess
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.daemon import DaemonProcess
 
 from atoll import accounts, config, errors
 from atoll.accounts import CONNECTIONS, KINDS, MEMORY, TOTAL, Accounts, Lease, owner, sandbox, stranger

@@ -5,7 +5,7 @@ import socket
 from typing import Any
 
 import pytest
-from daemon_lab import PATIENCE, Box, DaemonProcess, Failed
+from lab.daemon import PATIENCE, Box, DaemonProcess, Failed
 
 LONG = "x" * 5000
 

@@ -6,7 +6,7 @@ import socket
 from contextlib import closing
 
 import pytest
-from daemon_lab import PATIENCE, Box, DaemonProcess, Failed, until
+from lab.daemon import PATIENCE, Box, DaemonProcess, Failed, until
 
 
 def test_exit_codes_and_streams_stay_apart(box: Box) -> None:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from daemon_lab import Box, DaemonProcess, running_daemon, until
+from lab.daemon import Box, DaemonProcess, running_daemon, until
 
 CONFIG = '[sandboxes]\nruntime = "gvisor"\ndoze_after_s = 0.2\n[pool]\nfloor = 0\nceiling = 0\n'
 

@@ -5,8 +5,8 @@ import os
 from typing import Any
 
 import pytest
-from daemon_lab import DaemonProcess, until
-from plain_backend import PlainBackend
+from lab.daemon import DaemonProcess, until
+from lab.plain_backend import PlainBackend
 
 from atoll import errors
 from atoll.core import Core

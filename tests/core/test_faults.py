@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plain_backend import PlainBackend, plain_core
+from lab.plain_backend import PlainBackend, plain_core
 
 from atoll import errors
 from atoll.config import Config, Sandboxes

@@ -6,7 +6,7 @@ import json
 import tarfile
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
+from lab.daemon import Box, DaemonProcess, Failed
 
 
 def test_write_read_offset_append_and_mode(box: Box) -> None:
@@ -77,7 +77,7 @@ def test_a_cut_upload_leaves_the_old_file(box: Box, daemon: DaemonProcess) -> No
         sock.sendall(f"PUT {box.path}/files?path=/workspace/kept HTTP/1.1\r\nHost: x\r\n".encode())
         sock.sendall(b"Content-Length: 1000000\r\n\r\n" + b"x" * 500_000)
     assert box.read("/workspace/kept") == b"old"
-    from daemon_lab import until
+    from lab.daemon import until
 
     until(lambda: set(box.exec("ls -A /workspace")["stdout"].split()) >= {"kept"}
           and not [n for n in box.exec("ls -A /workspace")["stdout"].split() if "kept" in n and n != "kept"],
@@ -99,7 +99,7 @@ def test_watch_tells_changes(box: Box, daemon: DaemonProcess) -> None:
     frames = daemon.stream(f"{box.path}/watch?path=/workspace/watched&recursive=1")
     assert json.loads(next(frames)[1]) == {"watching": True}
     seen: set[str] = set()
-    from daemon_lab import until
+    from lab.daemon import until
 
     def touched() -> bool:
         box.write("/workspace/watched/new", b"x")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, until
+from lab.daemon import Box, DaemonProcess, Failed, until
 
 
 def test_destroy_is_recorded_and_can_be_repeated(daemon: DaemonProcess) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import websockets.exceptions
-from daemon_lab import PATIENCE, Box, DaemonProcess, until
+from lab.daemon import PATIENCE, Box, DaemonProcess, until
 
 SERVER = """
 import socket

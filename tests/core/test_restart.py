@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from daemon_lab import PATIENCE, SOURCE, Box, DaemonProcess, Failed, until
+from lab.daemon import PATIENCE, SOURCE, Box, DaemonProcess, Failed, until
 
 LINES = "for i in $(seq 1 400); do echo line $i; sleep 0.01; done; exit 7"
 EXPECTED = "".join(f"line {i}\n" for i in range(1, 401))

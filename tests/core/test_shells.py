@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, until
+from lab.daemon import Box, DaemonProcess, Failed, until
 
 
 class Shell:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab
 
 from atoll.cli import SHARED, find
 from atoll.cli.grammar import UsageError, parse

@@ -8,7 +8,7 @@ import ssl
 import threading
 
 import pytest
-from egress_world import Inside, World, wait_for
+from lab.internet import Inside, World, wait_for
 
 ADDRESS = "203.0.113.10"
 

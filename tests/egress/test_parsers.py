@@ -5,9 +5,9 @@ import socket
 import struct
 
 import pytest
-from hellos import alpn, body, client_hello, handshake, hello_for, records, retry_request, sni
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.hellos import alpn, body, client_hello, handshake, hello_for, records, retry_request, sni
 
 from atoll.egress.names import BadName, from_wire
 from atoll.egress.parse import dns

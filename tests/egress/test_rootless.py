@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from egress_world import DNS_SERVER, World
+from lab.internet import DNS_SERVER, World
 
 USER = 64322
 SCRIPT = r"""
 import asyncio, os, socket, sys
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from egress_world import Inside, new_net
+from lab.internet import Inside, new_net
 from atoll.egress import Egress, EgressPolicy
 
 class Rootless:
@@ -57,7 +57,7 @@ def readable_by_others(path: Path) -> bool:
 @pytest.mark.skipif(not shutil.which("setpriv") or not shutil.which("unshare"), reason="needs util-linux")
 def test_rootless_egress_holds(world: World) -> None:
     """Start, attach, allow, refuse and log as an ordinary user."""
-    here, source = Path(__file__).parent, Path(__file__).parents[2] / "src"
+    here, source = Path(__file__).parents[1], Path(__file__).parents[2] / "src"
     if not all(
         readable_by_others(path)
         for path in (here, source, Path(sys.executable).parent, Path(os.path.realpath(sys.executable)))

@@ -2,18 +2,15 @@
 
 import asyncio
 import gc
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.scripted_agent import Peer, ScriptedAgent
 
 from atoll import errors
 from atoll.guest import Process, ProgramNotStarted, wire
-
-sys.path.insert(0, str(Path(__file__).parent))
-from scripted_agent import Peer, ScriptedAgent
 
 EXIT = {"code": 0, "signal": None, "timed_out": False, "cancelled": False, "oom": False, "wall_ms": 1}
 

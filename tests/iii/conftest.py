@@ -1,15 +1,10 @@
 """One daemon for the function tests, with the operator's settings in its home, and a sandbox for a module."""
 
 import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from function_lab import FunctionLab
+from lab.functions import FunctionLab
 
 
 @pytest.fixture(scope="session")

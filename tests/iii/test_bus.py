@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import PATIENCE, Engine
-from function_lab import PLAIN, Envelope, FunctionLab, until
+from lab.engine import PATIENCE, Engine
+from lab.functions import PLAIN, Envelope, FunctionLab, until
 
 pytest.importorskip("iii", reason="needs iii-sdk")
 

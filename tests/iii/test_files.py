@@ -4,8 +4,8 @@ import base64
 from typing import Any
 
 import pytest
-from function_lab import Envelope, FunctionLab, until
-from sandbox_lab import descriptors
+from lab.functions import Envelope, FunctionLab, until
+from lab.sandboxes import descriptors
 
 FS = "sandbox::fs::"
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from function_lab import FunctionLab
+from lab.functions import FunctionLab
 
 CREATE = [
     {"image": "nope"},

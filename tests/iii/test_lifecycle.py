@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from function_lab import FunctionLab, until
+from lab.functions import FunctionLab, until
 
 
 def test_iii_Q5_run_answers_and_leaves_nothing(fn: FunctionLab) -> None:

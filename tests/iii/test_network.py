@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from function_lab import FunctionLab
+from lab.functions import FunctionLab
 
 FETCH = """
 import socket, sys, urllib.request as u

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from function_lab import Envelope, FunctionLab, until
+from lab.functions import Envelope, FunctionLab, until
 
 
 def test_iii_D3_parallel_creates_stay_below_the_limit(own_fn: FunctionLab) -> None:

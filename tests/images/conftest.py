@@ -1,17 +1,13 @@
-"""Fixtures of the image tests; what they are made of is in image_lab.py."""
+"""Fixtures of the image tests; what they are made of is in lab/images.py."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.images import RegistryServer, running_registry
 
 from atoll.images import ImageStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from image_lab import RegistryServer, running_registry
 
 
 @pytest.fixture(scope="session")

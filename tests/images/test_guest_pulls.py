@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_lab import Member, RegistryServer, build_image, make_tar
+from lab.images import Member, RegistryServer, build_image, make_tar
 
 from atoll.core.policy.images import StoredImages
 from atoll.errors import AtollError, Exhausted, ImageError, PermissionDenied

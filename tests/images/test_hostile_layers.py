@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_lab import Member, digest_of, directory, make_tar
+from lab.images import Member, digest_of, directory, make_tar
 
 from atoll.errors import AtollError, ImageError
 from atoll.images import Limits

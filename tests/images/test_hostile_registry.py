@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_lab import OCI_MANIFEST, BuiltImage, Member, build_image, digest_of, make_tar
+from lab.images import OCI_MANIFEST, BuiltImage, Member, build_image, digest_of, make_tar
 
 from atoll.errors import AtollError, ImageError
 from atoll.images import DockerConfig, ImageStore, Limits, Reference

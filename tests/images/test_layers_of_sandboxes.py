@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from image_lab import Member, RegistryServer, build_image, make_tar
+from lab.images import Member, RegistryServer, build_image, make_tar
 
 from atoll.backends.contract import Image
 from atoll.backends.local.layers import Layers

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from image_lab import RegistryServer, build_image
-from sandbox_lab import NO_SPARES, PATIENCE, RUNTIMES, Lab, reachable
+from lab.images import RegistryServer, build_image
+from lab.sandboxes import NO_SPARES, PATIENCE, RUNTIMES, Lab, reachable
 
 from atoll.egress import default_hosts
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from image_lab import (
+from lab.images import (
     OCI_INDEX,
     CuttingProxy,
     Member,

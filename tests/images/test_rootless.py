@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_lab import Member, directory, make_tar
+from lab.images import Member, directory, make_tar
 
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"]
 

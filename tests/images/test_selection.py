@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from image_lab import Member, RegistryServer, build_image, make_tar
+from lab.images import Member, RegistryServer, build_image, make_tar
 
 from atoll.errors import AtollError, ImageNotAllowed, NotFound, Unavailable
 from atoll.images import Allowlist, Catalog, HostImage, ImageStore, Progress, detect, obtain

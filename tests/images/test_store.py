@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_lab import Member, RegistryServer, build_image, digest_of, make_tar
+from lab.images import Member, RegistryServer, build_image, digest_of, make_tar
 
 from atoll.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from atoll.images import Image, ImageStore, Progress, TerminalBar

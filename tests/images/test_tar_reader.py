@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_lab import Member, make_tar
+from lab.images import Member, make_tar
 
 from atoll.errors import ImageError
 from atoll.images.layers.tar import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Entry, TarReader

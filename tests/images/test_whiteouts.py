@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_lab import Member, digest_of, directory, make_tar
+from lab.images import Member, digest_of, directory, make_tar
 
 from atoll.images import Limits
 from atoll.images.layers.layers import LayerStore

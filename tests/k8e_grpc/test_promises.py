@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from sandbox_lab import RUNTIMES
+from lab.sandboxes import RUNTIMES
 
 from atoll.client import calls
 from atoll.client._sync.driver import Link

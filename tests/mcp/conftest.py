@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab, until
 
 AS = "import sys; sys.argv[0] = {name!r}; from atoll.cli import main; sys.exit(main())"
 
@@ -164,14 +163,6 @@ def text(result: Any) -> str:
 
 def living(lab: Lab) -> list[str]:
     return [one["id"] for one in lab.ask("GET", "/v1/sandboxes")[1]["sandboxes"]]
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.05)
-    return value
 
 
 @pytest.fixture

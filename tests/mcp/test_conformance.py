@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab
 
 VERSION = "0.1.13"  # the newest that runs on Node 20
 OURS = (

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from lab.sandboxes import LONG, PATIENCE, Lab
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
-from sandbox_lab import LONG, PATIENCE, Lab
 
 JSON = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sandbox_lab import LONG, SOURCE, Lab
+from lab.sandboxes import LONG, SOURCE, Lab
 
 K8E = {
     "sandbox_run", "sandbox_status", "sandbox_create_session", "sandbox_destroy_session", "sandbox_exec",

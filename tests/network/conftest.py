@@ -1,16 +1,11 @@
 """Fixtures of the network tests: one lab for the session, its sandboxes once for each runtime that works here."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from network_lab import Box, Lab
+from lab.network import Box, Lab
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from network_lab import until
+from lab.network import until
 
 import atoll
 from atoll import AsyncSandbox, Sandbox

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from network_lab import PATIENCE, Box, Failed, Lab, until
+from lab.network import PATIENCE, Box, Failed, Lab, until
 
 SERVER = """
 import http.server, socketserver, sys, hashlib, base64

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from network_lab import OTHER, Box, Failed, Lab, client, until
+from lab.network import OTHER, Box, Failed, Lab, client, until
 
 from atoll.core.access.keys import Keys
 

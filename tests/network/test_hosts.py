@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from network_lab import ALLOWED, OTHER, Box, Failed, Lab, client, hosts, until
+from lab.network import ALLOWED, OTHER, Box, Failed, Lab, client, hosts, until
 
 from atoll.egress import default_hosts
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from network_lab import ALLOWED, OTHER, Box, Failed, Lab, client, hosts, until
+from lab.network import ALLOWED, OTHER, Box, Failed, Lab, client, hosts, until
 
 TRY = client + "print(fetch('http://a.example/')[:3], fetch('http://b.example/')[:3])"
 LOOP = (

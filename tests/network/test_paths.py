@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from network_lab import ALLOWED, OTHER, Box, Lab, client, until
+from lab.network import ALLOWED, OTHER, Box, Lab, client, until
 
 # The allowed host answers; a host that is not listed has no name, and its address, were it known, cannot be reached.
 PROBE = (

@@ -4,8 +4,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from daemon_lab import DaemonProcess, running_daemon
-from sandbox_lab import reachable
+from lab.daemon import DaemonProcess, running_daemon
+from lab.sandboxes import reachable
 
 from atoll.egress import default_hosts
 

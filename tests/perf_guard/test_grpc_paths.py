@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tracing
 import uvloop
-from plain_backend import plain_core
+from lab import tracing
+from lab.plain_backend import plain_core
 
 from atoll import SandboxClient
 from atoll.core.access.principals import local

@@ -11,9 +11,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import tracing
-from plain_backend import plain_core
-from sandbox_lab import Lab
+from lab import tracing
+from lab.plain_backend import plain_core
+from lab.sandboxes import Lab
 
 import atoll
 from atoll.backends.local.kernel.disks import Disks

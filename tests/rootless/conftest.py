@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rootless_lab import SOURCE, User, ordinary_user
+from lab.rootless import SOURCE, User, ordinary_user
 
 
 @pytest.fixture(scope="session")

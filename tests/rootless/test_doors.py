@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from rootless_lab import PATIENCE, User
+from lab.rootless import PATIENCE, User
 
 pytestmark = pytest.mark.serial
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 
 import pytest
-from rootless_lab import PATIENCE, User
+from lab.rootless import PATIENCE, User
 
 from atoll.egress import default_hosts
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootless_lab import User, delegated, until
+from lab.rootless import User, delegated, until
 
 # A test process that has become a subreaper would keep the dead daemons of these users: they run in one of their own.
 pytestmark = pytest.mark.serial

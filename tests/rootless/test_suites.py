@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rootless_lab import PATIENCE, User, delegated, ordinary_user
+from lab.rootless import PATIENCE, User, delegated, ordinary_user
 
 # A test process that has become a subreaper would keep the dead daemons of these users.
 pytestmark = pytest.mark.serial

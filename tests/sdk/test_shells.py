@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import AsyncSandbox, Output, Sandbox, errors
 

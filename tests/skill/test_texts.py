@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab
 
 TEXTS = {
     name: resources.files("atoll.skill").joinpath(f"{name}.md").read_text(encoding="utf-8")

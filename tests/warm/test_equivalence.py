@@ -1,9 +1,9 @@
 """A program cannot tell whether the interpreter that runs it was started for it or waited for it."""
 
 import pytest
-from sandbox_lab import Lab
-from warm_programs import FILES, LINES
-from warmth import cold, told, warm
+from lab.sandboxes import Lab
+from lab.warm_programs import FILES, LINES
+from lab.warmth import cold, told, warm
 
 from atoll import Sandbox
 

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sandbox_lab import NO_SPARES, PATIENCE, Lab, until
-from warmth import cold, counts, heat, warm
+from lab.sandboxes import NO_SPARES, PATIENCE, Lab, until
+from lab.warmth import cold, counts, heat, warm
 
 from atoll import ExecResult, Sandbox
 

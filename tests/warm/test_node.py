@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sandbox_lab import HELD, NO_SPARES, PATIENCE, Lab, until
-from warmth import heat_node, node_counts, warm_node
+from lab.sandboxes import HELD, NO_SPARES, PATIENCE, Lab, until
+from lab.warmth import heat_node, node_counts, warm_node
 
 from atoll import Sandbox
 

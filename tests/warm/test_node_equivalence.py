@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from node_programs import FILES, LINES, MORE
-from sandbox_lab import Lab
-from warmth import cold, told, warm_node
+from lab.node_programs import FILES, LINES, MORE
+from lab.sandboxes import Lab
+from lab.warmth import cold, told, warm_node
 
 from atoll import ExecResult, Sandbox
 

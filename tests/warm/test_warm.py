@@ -4,8 +4,8 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sandbox_lab import NO_SPARES, Lab, until
-from warmth import counts, heat, warm
+from lab.sandboxes import NO_SPARES, Lab, until
+from lab.warmth import counts, heat, warm
 
 from atoll import AtollError, Sandbox
 

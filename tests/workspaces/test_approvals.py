@@ -5,22 +5,12 @@ import re
 import subprocess
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, UnixConnection, until
-from workspace_lab import PATIENCE, Atoll, Terminal
+from lab.daemon import Box, DaemonProcess, Failed, UnixConnection, until
+from lab.terminal import PATIENCE, Atoll, Terminal, decide_at_terminal
 
 
 def ask(box: Box, action: str = "delete everything") -> str:
     return str(box.daemon.post(f"{box.path}/approvals", {"action": action})["id"])
-
-
-def decide_at_terminal(atoll: Atoll, approval: str, *flags: str) -> bytes:
-    """What a person does: read the number off the screen and type it."""
-    screen = Terminal(atoll.argv("sandbox", "approve", approval, *flags), atoll.env)
-    shown = screen.read_until(b"to confirm: ")
-    found = re.search(rb"Type (\d{6}) to confirm", shown)
-    assert found is not None
-    screen.type(found[1])
-    return screen.finish()
 
 
 def finish(process: "subprocess.Popen[bytes]") -> tuple[int, dict[str, object], bytes]:

@@ -5,8 +5,8 @@ import re
 import secrets
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
-from workspace_lab import Atoll, Terminal
+from lab.daemon import Box, DaemonProcess, Failed
+from lab.terminal import Atoll, Terminal
 
 
 def make(atoll: Atoll, name: str, scopes: str) -> Terminal:

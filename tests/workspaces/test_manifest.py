@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon_lab import DaemonProcess
-from workspace_lab import Atoll
+from lab.daemon import DaemonProcess
+from lab.terminal import Atoll
 
 from atoll.core.workspaces.manifest import parse
 from atoll.errors import InvalidArgument, TooLarge

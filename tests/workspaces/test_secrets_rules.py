@@ -6,9 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, until
-from test_approvals import decide_at_terminal
-from workspace_lab import Atoll
+from lab.daemon import Box, DaemonProcess, Failed, until
+from lab.terminal import Atoll, decide_at_terminal
 
 CANARY = "canary-7d1f0e63"
 

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from daemon_lab import PATIENCE, Box, DaemonProcess, Failed, UnixConnection, until
-from workspace_lab import Atoll
+from lab.daemon import PATIENCE, Box, DaemonProcess, Failed, UnixConnection, until
+from lab.terminal import Atoll
 
 TREE = r"""
 import os

@@ -4,8 +4,8 @@ import threading
 from typing import Any
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed, until
-from workspace_lab import Atoll
+from lab.daemon import Box, DaemonProcess, Failed, until
+from lab.terminal import Atoll
 
 
 def subagent(box: Box, **fields: Any) -> Box:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control_principals import AGENT, BOSS
+from lab.principals import AGENT, BOSS
 
 from atoll import errors
 from atoll.core import Core

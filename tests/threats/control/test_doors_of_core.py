@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from control_principals import key
 from google.protobuf.message_factory import GetMessageClass
+from lab.principals import key
 
 from atoll import errors
 from atoll.core import Core

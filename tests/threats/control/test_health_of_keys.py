@@ -1,6 +1,6 @@
 """F2-L4: a key learns neither how many sandboxes others have nor where the daemon keeps its state."""
 
-from key_lab import holder, keyed_daemon
+from lab.keys import holder, keyed_daemon
 
 from atoll.client import calls
 from atoll.client._sync.driver import Link

@@ -4,7 +4,7 @@ import json
 import secrets
 
 import pytest
-from control_principals import key
+from lab.principals import key
 
 from atoll import errors
 from atoll.core import Core

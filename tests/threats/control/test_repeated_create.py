@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from control_principals import key
-from sandbox_lab import SMALL, Lab, until
+from lab.principals import key
+from lab.sandboxes import SMALL, Lab, until
 
 import atoll
 from atoll import errors

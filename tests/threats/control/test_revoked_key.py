@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from k8e_grpc.conftest import Gateway
-from key_lab import holder, keyed_daemon
-from sandbox_lab import NO_SPARES, PATIENCE, RUNTIMES, until
+from lab.keys import holder, keyed_daemon
+from lab.sandboxes import NO_SPARES, PATIENCE, RUNTIMES, until
 
 from atoll.client import calls
 from atoll.client._sync.driver import Link

@@ -1,7 +1,7 @@
 """F2-L1: a secret with several lines stands in no transcript, however its output is cut into pieces."""
 
 import pytest
-from control_principals import AGENT
+from lab.principals import AGENT
 
 from atoll.core import Core
 from atoll.core.commands.history import MAX_LINE

@@ -1,14 +1,9 @@
 """Fixtures of the egress tests: one world for the session, one sandbox for each test that asks."""
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "egress"))
-
-from egress_world import World, can_make_networks
+from lab.internet import World, can_make_networks
 
 
 @pytest.fixture(scope="session")

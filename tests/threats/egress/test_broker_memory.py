@@ -4,8 +4,8 @@ import contextlib
 import socket
 import time
 
-from egress_world import World, wait_for
-from hellos import body, handshake, hello_for, records, retry_request, sni
+from lab.hellos import body, handshake, hello_for, records, retry_request, sni
+from lab.internet import World, wait_for
 
 EARLY = b"\x17\x03\x03\x41\x00" + bytes(16640)
 MB = 1 << 20

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from egress_world import World
+from lab.internet import World
 
 from atoll.egress.router.nft import TableShare
 

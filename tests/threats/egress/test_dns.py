@@ -5,7 +5,7 @@ import socket
 import struct
 
 import pytest
-from egress_world import DNS_SERVER, World, dns_query
+from lab.internet import DNS_SERVER, World, dns_query
 
 NOERROR, FORMERR, NXDOMAIN, NOTIMP, REFUSED = 0, 1, 3, 4, 5
 

@@ -3,8 +3,8 @@
 import socket
 
 import pytest
-from egress_world import World
-from hellos import client_hello, sni
+from lab.hellos import client_hello, sni
+from lab.internet import World
 
 SHARED = "203.0.113.10"
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 
 import pytest
-from egress_world import Inside, World, dns_query, new_net, wait_for
+from lab.internet import Inside, World, dns_query, new_net, wait_for
 
 from atoll.egress import EgressPolicy, Kept
 

@@ -4,8 +4,8 @@ import socket
 import ssl
 
 import pytest
-from egress_world import World
-from hellos import alpn, body, client_hello, handshake, hello_for, records, retry_request, sni
+from lab.hellos import alpn, body, client_hello, handshake, hello_for, records, retry_request, sni
+from lab.internet import World
 
 SHARED = "203.0.113.10"
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from egress_world import World
+from lab.internet import World
 
 from atoll.egress import EgressPolicy
 

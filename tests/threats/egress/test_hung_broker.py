@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from egress_world import Inside, World, wait_for
+from lab.internet import Inside, World, wait_for
 
 from atoll.egress import EgressPolicy, Kept
 from atoll.egress.control import broker_process

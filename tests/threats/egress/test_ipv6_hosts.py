@@ -4,7 +4,7 @@ import socket
 import ssl
 
 import pytest
-from egress_world import World, in_net, wait_for
+from lab.internet import World, in_net, wait_for
 
 from atoll.egress.broker.ipv6_standins import MAX_STANDINS, StandIns
 

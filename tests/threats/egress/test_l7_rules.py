@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from egress_world import World, dns_query, wait_for
+from lab.internet import World, dns_query, wait_for
 
 from atoll.egress import UPLOAD, EgressPolicy, default_hosts, mode, registries
 from atoll.egress.broker.sandbox import ALERT_BYTES

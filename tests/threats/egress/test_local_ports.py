@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from egress_world import Inside, World, in_net, wait_for
+from lab.internet import Inside, World, in_net, wait_for
 
 from atoll.accounts import sandbox
 from atoll.egress.broker.local_ports import OWN, LocalPorts

@@ -1,7 +1,7 @@
 """EGR-15: metadata services, the host's loopback and its ports stay out of reach, whatever the list says."""
 
 import pytest
-from egress_world import World
+from lab.internet import World
 
 from atoll.egress import EgressPolicy, mode, mode_names
 

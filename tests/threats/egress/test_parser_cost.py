@@ -6,8 +6,8 @@ import socket
 import time
 
 import pytest
-from egress_world import Inside, World
-from hellos import body, handshake, records, sni
+from lab.hellos import body, handshake, records, sni
+from lab.internet import Inside, World
 
 ADDRESS = "203.0.113.10"
 NEIGHBOUR = "203.0.113.20"

@@ -1,17 +1,13 @@
 """EGR-01 to EGR-15 from inside real sandboxes: each bypass is really tried by root in there. None succeeds, each is seen."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "network"))
-
-from network_lab import ALLOWED, OTHER, THIRD, Box, Lab, until  # isort: skip
-from hellos import client_hello, sni  # isort: skip
+from lab.network import ALLOWED, OTHER, THIRD, Box, Lab, until  # isort: skip
+from lab.hellos import client_hello, sni  # isort: skip
 
 ATTACKS = r"""
 import json, os, socket, ssl, struct, subprocess, sys

@@ -4,7 +4,7 @@ import ipaddress
 import ssl
 
 import pytest
-from egress_world import HOST_ADDRESS, World
+from lab.internet import HOST_ADDRESS, World
 
 from atoll.egress.addresses import refusal, refused_networks
 

@@ -5,7 +5,7 @@ import socket
 import threading
 
 import pytest
-from egress_world import World, in_net
+from lab.internet import World, in_net
 
 
 def test_proxy_inside_reaches_only_what_its_sandbox_may(world: World) -> None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 
 import pytest
-from egress_world import Inside, World, wait_for
+from lab.internet import Inside, World, wait_for
 
 from atoll.egress.router.nft import Entry
 

@@ -4,7 +4,7 @@ import contextlib
 import ssl
 
 import pytest
-from egress_world import Inside, World
+from lab.internet import Inside, World
 
 ADDRESS = "203.0.113.10"
 LIST = ["a.example", "*.b.example", "c.example:5432", "UPPER.example"]

@@ -1,7 +1,7 @@
 """EGR-02: names are letters, digits and hyphens on the byte level, before anything is matched."""
 
 import pytest
-from egress_world import World
+from lab.internet import World
 
 from atoll.egress.names import BadName, from_wire
 

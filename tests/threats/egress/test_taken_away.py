@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from egress_world import Inside, World, wait_for
+from lab.internet import Inside, World, wait_for
 
 ADDRESS = "203.0.113.10"
 NARROW = "GET http://a.example/ro/"

@@ -6,7 +6,7 @@ import socket
 import struct
 
 import pytest
-from egress_world import PATIENCE, Inside, World, in_net, wait_for
+from lab.internet import PATIENCE, Inside, World, in_net, wait_for
 
 ETH_P_ALL = 3
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll.backends.contract import BoxSpec, Image, Limits
 from atoll.backends.local import LocalBackend

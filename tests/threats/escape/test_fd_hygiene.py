@@ -4,7 +4,7 @@ import os
 import subprocess
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox, errors
 from atoll.images.image import check_workdir

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll.cli.doctor_hardening import hardening_checks
 from atoll.cli.doctor_machine import Machine

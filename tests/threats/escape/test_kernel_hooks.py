@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sandbox_lab import ROOTLESS, until
+from lab.sandboxes import ROOTLESS, until
 
 from atoll import Sandbox
 

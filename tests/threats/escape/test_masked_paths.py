@@ -4,7 +4,7 @@ import os
 import threading
 from pathlib import Path
 
-from sandbox_lab import LONG, Lab
+from lab.sandboxes import LONG, Lab
 
 from atoll import Sandbox
 from atoll.backends.local import bundle

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox_lab import LONG, PATIENCE, Lab
+from lab.sandboxes import LONG, PATIENCE, Lab
 
 from atoll import errors
 

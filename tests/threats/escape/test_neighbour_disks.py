@@ -2,7 +2,7 @@
 
 import os
 
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab
 
 from atoll import Sandbox, errors
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 ATTACK = """
 import ctypes, os

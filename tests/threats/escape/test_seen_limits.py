@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from sandbox_lab import ROOTLESS, Lab
+from lab.sandboxes import ROOTLESS, Lab
 
 from atoll import Sandbox
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from sandbox_lab import ROOTLESS, Lab
+from lab.sandboxes import ROOTLESS, Lab
 
 from atoll import Sandbox
 

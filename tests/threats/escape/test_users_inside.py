@@ -2,7 +2,7 @@
 
 import json
 
-from sandbox_lab import Lab, until
+from lab.sandboxes import Lab, until
 
 HOLD = """
 import os, time

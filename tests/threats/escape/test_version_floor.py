@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from sandbox_lab import NO_SPARES, Lab
+from lab.sandboxes import NO_SPARES, Lab
 
 from atoll import errors
 

@@ -1,16 +1,11 @@
 """What an owner holds in the daemon has a cap and a typed error there; when everything is destroyed nobody holds anything."""
 
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-
-from daemon_lab import DaemonProcess, Failed, running_daemon, until
-from sandbox_lab import RUNTIMES
+from lab.daemon import DaemonProcess, Failed, running_daemon, until
+from lab.sandboxes import RUNTIMES
 
 MIB = 1 << 20
 CONFIG = "[pool]\nfloor = 0\nceiling = 0\n[accounts.sandbox]\nmemory_mb = 24\n[accounts.owner]\nmemory_mb = 40\n"

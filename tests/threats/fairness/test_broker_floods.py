@@ -4,19 +4,13 @@ With a few sandboxes it is counted: how many turns of the broker's loop the neig
 measured: at most three times as long as beside twenty sandboxes that only compute.
 """
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "egress"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from broker_floods import FLOODS
-from broker_world import FairWorld, Waits, show
-from egress_world import can_make_networks, wait_for
-from sandbox_lab import LONG
+from lab.broker_floods import FLOODS
+from lab.broker_world import FairWorld, Waits, show
+from lab.internet import can_make_networks, wait_for
+from lab.sandboxes import LONG
 
 pytestmark = pytest.mark.serial
 BOUND = 3.0

@@ -1,18 +1,12 @@
 """F2-L2: connections to exposed ports that never show a secret end soon and keep nobody out."""
 
-import sys
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from daemon_lab import DaemonProcess, running_daemon, until
-from raw_http2 import dial
-from sandbox_lab import RUNTIMES
+from lab.daemon import DaemonProcess, running_daemon, until
+from lab.raw_http2 import dial
+from lab.sandboxes import RUNTIMES
 
 from atoll.server import exposed
 

@@ -15,13 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from daemon_lab import PATIENCE, Box, DaemonProcess, UnixConnection, until
-from floods import MANY_FILES
-from sandbox_lab import LONG, RUNTIMES
+from lab.daemon import PATIENCE, Box, DaemonProcess, UnixConnection, until
+from lab.floods import MANY_FILES
+from lab.sandboxes import LONG, RUNTIMES
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not LONG, reason="only in the long run: eight minutes")]
 

@@ -2,16 +2,11 @@
 
 import asyncio
 import socket
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "guest"))
-
-from scripted_agent import AGENT_SECRET
+from lab.scripted_agent import AGENT_SECRET
 
 from atoll.guest import connection, wire
 

@@ -1,18 +1,13 @@
 """F2-H4: strangers at the gRPC port, and keys with messages that never end, hold little of the daemon's memory."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from daemon_lab import DaemonProcess, until
-from raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, frame
+from lab.daemon import DaemonProcess, until
+from lab.raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, frame
 
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import os
-import sys
 import tarfile
 import threading
 import time
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-
-from daemon_lab import DaemonProcess, Failed, running_daemon, until
-from plain_backend import plain_core
-from sandbox_lab import RUNTIMES
+from lab.daemon import DaemonProcess, Failed, running_daemon, until
+from lab.plain_backend import plain_core
+from lab.sandboxes import RUNTIMES
 
 from atoll import errors, model
 from atoll.accounts import THREADS, Accounts

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox
 

@@ -4,7 +4,7 @@ import itertools
 import os
 from pathlib import Path
 
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox
 

@@ -4,7 +4,7 @@ import gzip
 import io
 import tarfile
 
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox
 

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import errors
 

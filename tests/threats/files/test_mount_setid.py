@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="system call numbers of x86_64")
 ATTACK = """

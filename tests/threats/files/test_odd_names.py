@@ -4,7 +4,7 @@ import os
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandbox_lab import LONG
+from lab.sandboxes import LONG
 
 from atoll import Sandbox, errors
 

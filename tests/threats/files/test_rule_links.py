@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sandbox_lab import Lab, _UnixConnection, until
+from lab.sandboxes import Lab, UnixConnection, until
 
 from atoll import Sandbox
 
@@ -20,7 +20,7 @@ WAYS = (
 def asked(lab: Lab, box: str, target: str) -> dict[str, Any]:
     """The approval that a write waits for; the caller then leaves."""
     before = {one["id"] for one in waiting(lab, box)}
-    connection = _UnixConnection(f"{lab.home}/daemon.sock")
+    connection = UnixConnection(f"{lab.home}/daemon.sock")
     try:
         connection.request("PUT", f"/v1/sandboxes/{box}/files?path={target}", b"changed")
         new = until(lambda: [one for one in waiting(lab, box) if one["id"] not in before], f"{target} waits")

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from sandbox_lab import LONG, until
+from lab.sandboxes import LONG, until
 
 from atoll import Sandbox, errors
 

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from sandbox_lab import ROOTLESS, Lab, alive, group_values, until
+from lab.sandboxes import ROOTLESS, Lab, alive, group_values, until
 
 from atoll import Sandbox
 

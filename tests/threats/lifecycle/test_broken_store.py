@@ -2,15 +2,10 @@
 
 import os
 import sqlite3
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-
-from plain_backend import plain_core
+from lab.plain_backend import plain_core
 
 from atoll.core import Core
 from atoll.core.access.principals import local

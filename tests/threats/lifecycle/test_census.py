@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sandbox_lab import LONG, Lab, descriptors, left, until
+from lab.sandboxes import LONG, Lab, descriptors, left, until
 
 
 def numbers(lab: Lab, daemon: int) -> dict[str, int]:

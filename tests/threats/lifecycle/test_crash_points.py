@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 
-from sandbox_lab import LONG, PATIENCE, Lab, alive, left, until
+from lab.sandboxes import LONG, PATIENCE, Lab, alive, left, until
 
 from atoll import Sandbox, errors
 

@@ -2,7 +2,7 @@
 the public face, with the name free again afterwards."""
 
 import pytest
-from sandbox_lab import Lab, left
+from lab.sandboxes import Lab, left
 
 from atoll import Sandbox, errors
 

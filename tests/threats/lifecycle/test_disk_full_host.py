@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import NO_SPARES, ROOTLESS, Lab, alive, until
+from lab.sandboxes import NO_SPARES, ROOTLESS, Lab, alive, until
 
 from atoll import Sandbox, errors
 from atoll.core.access.audit import verify

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from sandbox_lab import Lab, alive, until
+from lab.sandboxes import Lab, alive, until
 
 from atoll import Sandbox
 

@@ -1,6 +1,6 @@
 """LIF-01: nothing of one sandbox is ever seen in another, whatever it leaves behind."""
 
-from sandbox_lab import LONG, Lab
+from lab.sandboxes import LONG, Lab
 
 MARK = "left-behind-by-the-first"
 PLACES = [

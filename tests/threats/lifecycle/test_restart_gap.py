@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 
-from sandbox_lab import LONG, Lab, alive, until
+from lab.sandboxes import LONG, Lab, alive, until
 
 PROBE = """
 import os, socket, sys

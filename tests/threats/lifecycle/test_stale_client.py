@@ -1,7 +1,7 @@
 """LIF-07: a client of a dead sandbox never reaches its successor."""
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox, errors
 

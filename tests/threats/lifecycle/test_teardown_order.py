@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sandbox_lab import PATIENCE
+from lab.sandboxes import PATIENCE
 
 from atoll.config import Config
 from atoll.core import Core

@@ -2,7 +2,7 @@
 
 import os
 
-from sandbox_lab import Lab, group_values, until
+from lab.sandboxes import Lab, group_values, until
 
 
 def throttled(lab: Lab, sandbox: str) -> int:

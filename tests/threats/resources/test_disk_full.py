@@ -1,7 +1,7 @@
 """RES-03: a disk that is filled: with bytes, with sparse files, with deleted files that stay open."""
 
 import pytest
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 from atoll import Sandbox, errors
 

@@ -3,7 +3,7 @@
 import contextlib
 import socket
 
-from sandbox_lab import HELD, PATIENCE, Lab, until
+from lab.sandboxes import HELD, PATIENCE, Lab, until
 
 from atoll import Sandbox, errors
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sandbox_lab import Lab, group_values, left, until
+from lab.sandboxes import Lab, group_values, left, until
 
 from atoll import errors
 

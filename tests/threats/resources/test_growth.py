@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sandbox_lab import Lab, until
+from lab.sandboxes import Lab, until
 
 CAP = 24 << 20  # transcript 8 MiB, kept output 10 MiB of one background run, and room for the store
 FLOOD = f"yes {'x' * 99} | head -c "

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from sandbox_lab import Lab
+from lab.sandboxes import Lab
 
 FILL = """
 import os

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from sandbox_lab import HELD, Lab
+from lab.sandboxes import HELD, Lab
 
 from atoll import Sandbox
 

@@ -4,7 +4,7 @@ Each shape takes memory in another way; the sandbox and its files are there afte
 """
 
 import pytest
-from sandbox_lab import HELD, ROOTLESS, Lab
+from lab.sandboxes import HELD, ROOTLESS, Lab
 
 from atoll import errors
 

@@ -2,7 +2,7 @@
 
 import time
 
-from sandbox_lab import Lab, until
+from lab.sandboxes import Lab, until
 
 from atoll import ExecResult, Output, Sandbox
 

@@ -1,7 +1,7 @@
 """RES-07: processes that try to outlive their command: double forks, sessions of their own, ignored signals, zombies."""
 
 import pytest
-from sandbox_lab import LONG, until
+from lab.sandboxes import LONG, until
 
 from atoll import Sandbox
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_lab import PATIENCE, Lab
+from lab.sandboxes import PATIENCE, Lab
 
 from atoll import Sandbox
 from atoll.server import request_limits as heads

@@ -1,7 +1,7 @@
 """F2-L5: a program that asks its parent to trace it (PTRACE_TRACEME) does not make its parent believe that it has ended."""
 
 import pytest
-from sandbox_lab import until
+from lab.sandboxes import until
 
 from atoll import Sandbox
 

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 
-from sandbox_lab import PATIENCE, Lab, until
+from lab.sandboxes import PATIENCE, Lab, until
 
 from atoll import Sandbox, errors
 

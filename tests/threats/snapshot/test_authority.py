@@ -1,7 +1,7 @@
 """SNP-08 and SNP-11: a restored sandbox has files and nothing else of the old one; its policy is today's."""
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
+from lab.daemon import Box, DaemonProcess, Failed
 
 
 def restored(daemon: DaemonProcess, name: str, **sandbox: object) -> Box:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
+from lab.daemon import Box, DaemonProcess, Failed
 
 
 def chunks(daemon: DaemonProcess) -> set[str]:

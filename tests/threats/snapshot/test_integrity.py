@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
+from lab.daemon import Box, DaemonProcess, Failed
 
 from atoll import errors
 from atoll.core.workspaces.archive import bring_in

@@ -6,7 +6,7 @@ import tarfile
 from collections.abc import AsyncIterator
 
 import pytest
-from plain_backend import plain_core
+from lab.plain_backend import plain_core
 
 from atoll import errors
 from atoll.core import Core

@@ -1,7 +1,7 @@
 """SNP-07: a file that claims to be huge costs nothing to make inside; saving it is refused at once, in words."""
 
 import pytest
-from daemon_lab import Box, DaemonProcess, Failed
+from lab.daemon import Box, DaemonProcess, Failed
 
 
 def test_a_sparse_giant_is_refused_and_nothing_is_left(daemon: DaemonProcess, box: Box) -> None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from egress_world import BROKER_UID, Inside, World, in_net
-
 from atoll.egress import Egress
 from atoll.egress.router.nft import Nft
+from lab.internet import BROKER_UID, Inside, World, in_net
 
 HERE = Path(__file__).parent
 DNS_SERVER = "203.0.113.54"

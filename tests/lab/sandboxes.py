@@ -5,7 +5,6 @@ Waits are bounded and follow events; nothing here measures time.
 """
 
 import hashlib
-import http.client
 import json
 import os
 import shutil
@@ -13,15 +12,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import atoll
+from lab.unix_http import UnixConnection
+from lab.waiting import PATIENCE, until
 
-PATIENCE = float(os.environ.get("ATOLL_TEST_PATIENCE", "90"))
 LONG = bool(os.environ.get("ATOLL_TEST_LONG"))
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
 PYTHON_PATHS = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != SOURCE]
@@ -42,15 +41,6 @@ if not ROOTLESS:
     SMALL |= {"disk_mb": 64}  # an ordinary user's disk of a given size is in memory, and ends with a stop
 
 
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Poll with a generous deadline; the condition's first true value."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.02)
-    return value
-
-
 def reachable(host: str) -> bool:
     """Whether this machine gets out to a host."""
     try:
@@ -58,17 +48,6 @@ def reachable(host: str) -> bool:
     except OSError:
         return False
     return True
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("daemon", timeout=PATIENCE)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(self._path)
 
 
 class Lab:
@@ -96,7 +75,7 @@ class Lab:
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """One HTTP request to the daemon, its status and its JSON (or bytes)."""
-        connection = _UnixConnection(f"{self.home}/daemon.sock")
+        connection = UnixConnection(f"{self.home}/daemon.sock")
         try:
             data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
             connection.request(method, path, data)

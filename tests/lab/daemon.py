@@ -1,45 +1,24 @@
 """A real daemon as a process of its own, and a small HTTP client that hides nothing."""
 
-import http.client
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PATIENCE = 60.0  # the machine may be slow and busy; nothing here measures time
-SOURCE = Path(__file__).parents[2] / "src"
+from lab.sandboxes import SOURCE
+from lab.unix_http import UnixConnection
+from lab.waiting import PATIENCE, until
+
 TINY = {"limits": {"memory_mb": 256, "pids": 128, "disk_mb": 64}}
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Poll with a generous deadline; the condition's first true value."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.02)
-    return value
-
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("daemon", timeout=PATIENCE)
-        self.path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(PATIENCE)
-        self.sock.connect(str(self.path))
 
 
 class Failed(Exception):
@@ -61,7 +40,7 @@ class DaemonProcess:
         self.options: list[str] = []
 
     def start(self) -> None:
-        env = {**os.environ, "PYTHONPATH": str(SOURCE)}
+        env = {**os.environ, "PYTHONPATH": SOURCE}
         argv = [sys.executable, "-m", "atoll.server.daemon", "--home", str(self.home), *self.options]
         with open(self.home / "stderr", "ab") as err:
             self.process = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=err, stderr=err)

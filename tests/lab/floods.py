@@ -19,9 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from raw_http2 import NOBODY, RawClient
+from lab.raw_http2 import NOBODY, RawClient
 
 MANY_FILES = 3000
 done = [0]

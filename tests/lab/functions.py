@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sandbox_lab import Lab, until
+from lab.sandboxes import Lab, until
 
 __all__ = ["PLAIN", "Envelope", "FunctionLab", "until"]
 

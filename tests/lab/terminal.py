@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -10,15 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parents[2] / "src"
-PATIENCE = 120.0
+from lab.sandboxes import SOURCE
+from lab.waiting import PATIENCE
 
 
 class Atoll:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_"))}
-        self.env.update(ATOLL_HOME=str(home), PYTHONPATH=str(SOURCE))
+        self.env.update(ATOLL_HOME=str(home), PYTHONPATH=SOURCE)
         if "ATOLL_RUNTIME" in os.environ:
             self.env["ATOLL_RUNTIME"] = os.environ["ATOLL_RUNTIME"]
 
@@ -98,3 +99,13 @@ class Terminal:
             return False
         self.seen += data
         return bool(data)
+
+
+def decide_at_terminal(atoll: Atoll, approval: str, *flags: str) -> bytes:
+    """Do what a person does: read the number off the screen and type it."""
+    screen = Terminal(atoll.argv("sandbox", "approve", approval, *flags), atoll.env)
+    shown = screen.read_until(b"to confirm: ")
+    found = re.search(rb"Type (\d{6}) to confirm", shown)
+    assert found is not None
+    screen.type(found[1])
+    return screen.finish()

@@ -3,19 +3,13 @@ the test. Nothing of the machine's network is touched, and every name and addres
 
 import os
 import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-TESTS = Path(__file__).parents[1]
-for part in ("core", "egress"):
-    if str(TESTS / part) not in sys.path:
-        sys.path.insert(0, str(TESTS / part))
-
-import egress_world  # noqa: E402
-from daemon_lab import PATIENCE, Box, DaemonProcess, Failed, until  # noqa: E402
+from lab import internet
+from lab.daemon import PATIENCE, Box, DaemonProcess, Failed, until
 
 __all__ = ["PATIENCE", "Box", "DaemonProcess", "Failed", "Lab", "client", "hosts", "until"]
 
@@ -29,29 +23,30 @@ class Lab(DaemonProcess):
     def __init__(self, **egress: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="atn-", dir="/tmp")
         directory = Path(self._directory.name)
-        self.net, self._inet_net = egress_world.new_net(), egress_world.new_net()
-        egress_world._join(self.net, self._inet_net)
-        self.inet = egress_world.Internet(self._inet_net, directory)
+        self.net, self._inet_net = internet.new_net(), internet.new_net()
+        internet._join(self.net, self._inet_net)
+        self.inet = internet.Internet(self._inet_net, directory)
         authority = directory / "ca.pem"
         authority.write_text(self.inet.ca)
         private = "".join(f"[egress.private]\n{host!r} = {nets!r}\n" for host, nets in egress.items())
         super().__init__(
-            f"[images]\nca_file = {str(authority)!r}\n"
-            f"[egress]\nservers = [{egress_world.DNS_SERVER!r}]\n{private}".replace("'", '"')
+            f"[images]\nca_file = {str(authority)!r}\n[egress]\nservers = [{internet.DNS_SERVER!r}]\n{private}".replace(
+                "'", '"'
+            )
         )
         self.inet.records.update(
             {"a.example": [ALLOWED], "b.example": [OTHER], "c.example": [THIRD], "deep.a.example": [ALLOWED]}
         )
 
     def start(self) -> None:
-        egress_world.in_net(self.net, super().start)  # a child is born in the namespace of the thread that starts it
+        internet.in_net(self.net, super().start)  # a child is born in the namespace of the thread that starts it
 
     def create(self, **fields: Any) -> Box:
         return super().create(**{"runtime": "container", **fields})
 
     def in_net(self, work: Callable[[], T]) -> T:
         """Do something from where the daemon is."""
-        return egress_world.in_net(self.net, work)
+        return internet.in_net(self.net, work)
 
     def dial(self, port: int) -> socket.socket:
         return self.in_net(lambda: socket.create_connection(("127.0.0.1", port), PATIENCE))

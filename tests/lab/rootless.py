@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import atoll
+from lab.waiting import PATIENCE, until
 
-PATIENCE = float(os.environ.get("ATOLL_TEST_PATIENCE", "120"))
 SOURCE = Path(atoll.__file__).resolve().parents[1]
 CONTROLLERS = ("memory", "pids", "cpu", "cpuacct")
 
@@ -142,13 +142,6 @@ def _enter(group: str) -> None:
             if place.is_dir():
                 (place / "cgroup.procs").write_text(str(os.getpid()))
                 break
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        time.sleep(0.05)
 
 
 def manage(*words: str) -> None:

@@ -3,15 +3,11 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_lab import NOTHING, PATIENCE, SMALL, census, image_of, local_backend
-from plain_backend import PlainBackend
-from toy_runtime import Toy
 
 from atoll.backends.contract import Backend, Box, BoxSpec, Image, NetworkEvents, Record
 from atoll.backends.local.layers import Rootfs
@@ -20,6 +16,9 @@ from atoll.backends.local.paths import new_id
 from atoll.backends.local.pool import Settings
 from atoll.guest.process import Process
 from atoll.model import Policy
+from lab.backend import NOTHING, PATIENCE, SMALL, census, image_of, local_backend
+from lab.plain_backend import PlainBackend
+from lab.toy_runtime import Toy
 
 PLACES = ("container", "gvisor", "toy", "plain")
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -104,10 +103,3 @@ async def run(box: Box, *argv: str, name: str = "", **fields: Any) -> tuple[int 
         output = b"".join([data async for _, data in process])
     assert process.exit is not None
     return process.exit.code, output.decode(errors="replace")
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never came true: {what}"
-        await asyncio.sleep(0.02)

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from daemon_lab import Box, DaemonProcess, running_daemon
+
+from lab.daemon import Box, DaemonProcess, running_daemon
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orphans
-
 from atoll import errors
 from atoll.backends.contract import (
     BoxFacts,
@@ -38,6 +36,7 @@ from atoll.core import Core
 from atoll.core.policy.images import Chosen
 from atoll.guest import GuestClient
 from atoll.model import Policy
+from lab import orphans
 
 AGENT = binaries.guest()
 AGENTS: set[int] = set()  # of every box of this process

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from atoll.backends.local.paths import new_id
 from atoll.guest.process import Exit, Process
 from atoll.images.layers.tree import overlay_flavour
 from atoll.images.sources.host import build_host_image
+from lab.waiting import PATIENCE
 
-PATIENCE = float(
-    os.environ.get("ATOLL_TEST_PATIENCE", "60")
-)  # the machine may be slow and busy; nothing here measures time
 SMALL = Limits(cpus=1.0, memory_mb=256, pids=128, files=1024, disk_mb=64)
 
 
@@ -109,14 +106,6 @@ async def nothing_left(backend: LocalBackend) -> None:
     deadline = time.monotonic() + PATIENCE
     while (found := census(backend)) != NOTHING:
         assert time.monotonic() < deadline, f"still there: {found}"
-        await asyncio.sleep(0.01)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for something that must happen, however slow the machine is."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s in vain: {what}"
         await asyncio.sleep(0.01)
 
 

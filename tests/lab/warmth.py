@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sandbox_lab import Lab, until
-
 from atoll import ExecResult, Sandbox
+from lab.sandboxes import Lab, until
 
 
 def counts(lab: Lab, box: Sandbox) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What tests share: daemons, sandboxes, networks and callers, and ways to wait for them."""
