@@ -20,7 +20,8 @@ from atoll.core.access.keys import Keys
 from atoll.core.access.principals import Principal, new_id
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Row, Store
+from atoll.core.store.sqlite import Store
+from atoll.core.store.typed import ApprovalRow
 from atoll.model import ApprovalInfo
 
 LIFETIME = 300.0
@@ -198,7 +199,7 @@ class Approvals(Part):
 
     # Inside
 
-    def _may_decide(self, who: Principal, row: Row, answer: str | None) -> None:
+    def _may_decide(self, who: Principal, row: ApprovalRow, answer: str | None) -> None:
         if isinstance(who, KeyHolder):
             if not may(who, "approve"):
                 raise errors.PermissionDenied("this key may not approve", hint="a key with the scope approve can")
@@ -209,7 +210,7 @@ class Approvals(Part):
             return
         self._challenges.check(row["id"], answer, self._place(row), "run: atoll sandbox approve " + row["id"])
 
-    def _place(self, row: Row) -> Place:
+    def _place(self, row: ApprovalRow) -> Place:
         """Where the caller sits, if it can be somebody else than who asked."""
         hint = "run `atoll sandbox approve` in a terminal of your own, or use a key with the scope approve"
         place = place_of_caller("deciding", hint)
@@ -219,19 +220,19 @@ class Approvals(Part):
             )
         return place
 
-    def _mine(self, who: Principal, approval: str) -> Row:
+    def _mine(self, who: Principal, approval: str) -> ApprovalRow:
         row = self._store.approval(approval)
         if row is None or row["owner"] != who.owner:
             raise _unknown(approval)
         return row
 
-    def _visible(self, who: Principal, approval: str) -> Row:
+    def _visible(self, who: Principal, approval: str) -> ApprovalRow:
         row = self._store.approval(approval)
         if row is None or (row["owner"] != who.owner and not may(who, "approve")):
             raise _unknown(approval)
         return row
 
-    def _undecided(self, row: Row) -> Row:
+    def _undecided(self, row: ApprovalRow) -> ApprovalRow:
         if (status := _status(row)) != "pending":
             raise errors.FailedPrecondition(f"this approval {UNTIL[status]}")
         return row
@@ -255,7 +256,7 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _status(row: Row) -> str:
+def _status(row: ApprovalRow) -> str:
     """As stored, but what nobody decided in time has expired, and what was approved is good for as long again."""
     late = time.time() >= row["expires_at"]
     if late and (

@@ -10,7 +10,8 @@ from atoll import errors
 from atoll.core.commands.history import History, Writer
 from atoll.core.commands.output import Output, OutputRefused
 from atoll.core.sandboxes.state import Live
-from atoll.core.store.sqlite import Row, Store
+from atoll.core.store.sqlite import Store
+from atoll.core.store.typed import CommandFacts, NewCommand
 from atoll.guest import Exit, Process, ProgramNotStarted
 from atoll.model import Chunk, CommandInfo, ExecResult, shown
 
@@ -21,7 +22,7 @@ TOLD = 2.0  # so long a result waits for the refusals of the network
 class Running:
     """A command of a living sandbox, running or recently ended."""
 
-    def __init__(self, live: Live, row: Row, output: Output, store: Store, history: History) -> None:
+    def __init__(self, live: Live, row: NewCommand, output: Output, store: Store, history: History) -> None:
         self.live = live
         self.id: str = row["id"]
         self.argv: list[str] = row["argv"]
@@ -32,7 +33,7 @@ class Running:
         self.spec: dict[str, Any] = row["spec"]
         self.output = output
         self.process: Process | None = None
-        self.pid: int | None = row.get("pid")
+        self.pid: int | None = None
         self.recorded = False  # in the store
         self.ended = False
         self.ended_at: float | None = None
@@ -257,7 +258,7 @@ class Running:
 
     def info(self, stdout_from: int = 0, stderr_from: int = 0, most: int | None = None) -> CommandInfo:
         kept = self.output.kept
-        row = {
+        row: CommandFacts = {
             "id": self.id,
             "sandbox_id": self.live.id,
             "background": self.background,
@@ -273,7 +274,11 @@ class Running:
 
 
 def info(
-    row: Row, output: Output | None, stdout_from: int = 0, stderr_from: int = 0, totals: tuple[int, int] | None = None
+    row: CommandFacts,
+    output: Output | None,
+    stdout_from: int = 0,
+    stderr_from: int = 0,
+    totals: tuple[int, int] | None = None,
 ) -> CommandInfo:
     """A command from its record, with the output that is kept."""
     summary = row["exit"] or {}

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll import errors
-from atoll.core.store.sqlite import Row, Store
+from atoll.core.store.sqlite import Store
+from atoll.core.store.typed import EventRow
 
 log = logging.getLogger("atoll.history")
 
@@ -240,7 +241,7 @@ class History:
         os.replace(fresh, path)
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: EventRow) -> dict[str, Any]:
     return {"seq": row["seq"], "sandbox_id": row["sandbox_id"], "at": row["at"], "kind": row["kind"], **row["data"]}
 
 

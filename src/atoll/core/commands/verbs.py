@@ -25,7 +25,8 @@ from atoll.core.commands.output import Held, Output
 from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_call, directory_of
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Row, Store, StoreFailed
+from atoll.core.store.sqlite import Store, StoreFailed
+from atoll.core.store.typed import CommandRow, NewCommand
 from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
@@ -140,12 +141,12 @@ class Commands(Part):
         """How it stands, with the output kept from those offsets on."""
         if stdout_from < 0 or stderr_from < 0:
             raise errors.InvalidArgument("offsets must not be negative")
-        sandbox, running, row = self._find(who, ref, command)
-        if running is not None:
-            return running.info(stdout_from, stderr_from)
-        output = self._stored_output(sandbox, row)
+        sandbox, found = self._find(who, ref, command)
+        if isinstance(found, Running):
+            return found.info(stdout_from, stderr_from)
+        output = self._stored_output(sandbox, found)
         try:
-            return info(row, output, stdout_from, stderr_from)
+            return info(found, output, stdout_from, stderr_from)
         finally:
             _close(output)
 
@@ -154,16 +155,19 @@ class Commands(Part):
         self, who: Principal, ref: str, command: str, stdout: int = 0, stderr: int = 0
     ) -> AsyncIterator[Started | Chunk | ExecResult]:
         """Its output from those offsets (-1: from now on) and its result. Going away does not touch it."""
-        sandbox, running, row = self._find(who, ref, command)
-        if running is None:
-            output = self._stored_output(sandbox, row)
-            if row["status"] in ("running", "lost") or output is None:
-                raise errors.FailedPrecondition("the output of this command is no longer kept")
-            output.finish()
-            result = _stored_result(sandbox, row, output)
+        sandbox, found = self._find(who, ref, command)
+        running: Running | None = None
+        if isinstance(found, Running):
+            running, output, result = found, found.output, None
         else:
-            output, result = running.output, None
-        yield Started(command_id=command, sandbox_id=sandbox, pid=row["pid"] if running is None else running.pid)
+            stored = self._stored_output(sandbox, found)
+            if found["status"] in ("running", "lost") or stored is None:
+                raise errors.FailedPrecondition("the output of this command is no longer kept")
+            stored.finish()
+            output, result = stored, _stored_result(sandbox, found, stored)
+        yield Started(
+            command_id=command, sandbox_id=sandbox, pid=found.pid if isinstance(found, Running) else found["pid"]
+        )
         try:
             async for channel, offset, data in output.follow({1: stdout, 2: stderr}):
                 yield Chunk(channel, data, offset)
@@ -209,9 +213,11 @@ class Commands(Part):
     @verb("commands.kill")
     async def kill(self, who: Principal, ref: str, command: str) -> CommandInfo:
         """End it with everything it started; for one that has ended already, just how it ended."""
-        _, running, row = self._find(who, ref, command)
-        if running is None or running.ended:
-            return running.info(most=0) if running is not None else info(row, None)
+        _, running = self._find(who, ref, command)
+        if not isinstance(running, Running):
+            return info(running, None)
+        if running.ended:
+            return running.info(most=0)
         with running.live.use() as client:
             try:
                 await client.request("kill", id=command)
@@ -253,7 +259,7 @@ class Commands(Part):
         """Find the commands of a sandbox that outlived the daemon, and go on recording them."""
         answer = await live.client.request("procs")
         there = {p["id"]: p for p in answer.get("procs") or [] if isinstance(p, dict) and isinstance(p.get("id"), str)}
-        rows = self._store.running_commands(live.id)
+        rows: list[NewCommand] = [*self._store.running_commands(live.id)]
         for process in there.values():
             if process.get("running") is True and self._store.command(live.id, process["id"]) is None:
                 rows.append(self._unrecorded(live, process))
@@ -274,10 +280,10 @@ class Commands(Part):
             live.commands[running.id] = running
             running.task = asyncio.create_task(running.pump())
 
-    def _unrecorded(self, live: Live, process: dict[str, Any]) -> Row:
+    def _unrecorded(self, live: Live, process: dict[str, Any]) -> NewCommand:
         """A command that was started in the very moment the daemon was killed: the agent knows it, the store does not."""
         argv = process.get("argv")
-        row: Row = {
+        row: NewCommand = {
             "id": process["id"],
             "argv": [str(arg)[:SHOWN_ARGUMENT] for arg in argv[:64]] if isinstance(argv, list) else [],
             "language": None,
@@ -313,7 +319,7 @@ class Commands(Part):
         elif isinstance(spec, RunSpec):
             call = languages.call(spec, command, cwd)
         kept = spec.kept
-        row: Row = {
+        row: NewCommand = {
             "id": command,
             "argv": _shown_argv(spec),
             "language": call.language.name if call else None,
@@ -389,7 +395,7 @@ class Commands(Part):
             request["argv"] = ["/bin/sh", *call.argv[1:]]  # an image without bash
             return await Process.start(live.client, command, request, sent)
 
-    def _repeated(self, live: Live, spec: Spec) -> Running | Row | None:
+    def _repeated(self, live: Live, spec: Spec) -> Running | CommandRow | None:
         """The first run, when a caller asks again because the answer was lost; another request with its id is refused."""
         if spec.id is None:
             return None
@@ -402,7 +408,7 @@ class Commands(Part):
             raise errors.AlreadyExists(f"there is another command {spec.id!r} already")
         return running or row
 
-    async def _wait_for(self, live: Live, repeated: Running | Row) -> ExecResult:
+    async def _wait_for(self, live: Live, repeated: Running | CommandRow) -> ExecResult:
         if isinstance(repeated, Running):
             await repeated.done.wait()
             return repeated.result()
@@ -417,26 +423,26 @@ class Commands(Part):
         finally:
             _close(output)
 
-    def _find(self, who: Principal, ref: str, command: str) -> tuple[str, Running | None, Row]:
+    def _find(self, who: Principal, ref: str, command: str) -> tuple[str, Running | CommandRow]:
         live = self._sandboxes.live.get((who.owner, ref))
         sandbox: str = live.id if live is not None else self._sandboxes.known(who, ref)["id"]
         live = live or self._sandboxes.live.get((who.owner, sandbox))
         running = live.commands.get(command) if live is not None else None
         if running is not None:
-            return sandbox, running, {}
+            return sandbox, running
         row = self._store.command(sandbox, command) if COMMAND_ID.match(command) else None
         if row is None:
             raise errors.NotFound(f"no command {command!r:.80}")
-        return sandbox, None, row
+        return sandbox, row
 
     def _alive(self, who: Principal, ref: str, command: str) -> Running:
         self._sandboxes.reach(who, ref)
-        _, running, _ = self._find(who, ref, command)
-        if running is None or running.ended:
+        _, running = self._find(who, ref, command)
+        if not isinstance(running, Running) or running.ended:
             raise errors.FailedPrecondition("the command has ended")
         return running
 
-    def _stored_output(self, sandbox: str, row: Row) -> Output | None:
+    def _stored_output(self, sandbox: str, row: CommandRow) -> Output | None:
         """The output of a background command that ended some time ago."""
         directory = self._directory / sandbox
         if not row["exit"] or not (directory / f"{row['id']}.1").exists():
@@ -502,11 +508,12 @@ class Commands(Part):
         shutil.rmtree(self._directory / sandbox, ignore_errors=True)
 
 
-def _stored_result(sandbox: str, row: Row, output: Output) -> ExecResult:
+def _stored_result(sandbox: str, row: CommandRow, output: Output) -> ExecResult:
     from atoll.model import shown
 
     (stdout, stdout_b64), (stderr, stderr_b64) = shown(output.kept[1].first()), shown(output.kept[2].first())
     summary = row["exit"]
+    assert summary is not None
     return ExecResult(
         command_id=row["id"],
         sandbox_id=sandbox,

@@ -115,9 +115,10 @@ class Hosts(Part):
     def _blocked(self, event: EgressEvent) -> None:
         """A refusal. Repeated ones of a hostile sandbox were thinned out by the broker already."""
         row = next((live for (_, name), live in self._sandboxes.live.items() if name == event.sandbox), None)
-        owner = row.owner if row is not None else (self._store.sandbox(event.sandbox) or {}).get("owner")
-        if owner is None:
+        stored = self._store.sandbox(event.sandbox) if row is None else None
+        if row is None and stored is None:
             return
+        owner = row.owner if row is not None else stored["owner"] if stored is not None else ""
         if event.protocol == UPLOAD:
             self._history.record(event.sandbox, owner, UPLOAD, name=event.name, note=event.note)
             return

@@ -97,7 +97,7 @@ class ImageVerbs(Part):
 
     def _in_use(self) -> frozenset[str]:
         """Return the digests of the images that living and stopped sandboxes of every owner are made of."""
-        return frozenset(row["record"]["image"] for row in self._records.living() if row["record"].get("image"))
+        return frozenset(image for row in self._records.living() if (image := row["record"].get("image")))
 
 
 def _shown(image: Told) -> Told:

@@ -16,7 +16,8 @@ from atoll.backends.contract import Backend, Box, Ended
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.state import Live, gone
 from atoll.core.store.space import Space
-from atoll.core.store.sqlite import Row, Store, StoreFailed
+from atoll.core.store.sqlite import Store, StoreFailed
+from atoll.core.store.typed import SandboxRow
 from atoll.core.store.unwritten import Unwritten
 from atoll.core.tasks import Tasks
 
@@ -43,7 +44,7 @@ class Lifecycle:
 
     # Alive
 
-    def adopt(self, row: Row, box: Box) -> Live:
+    def adopt(self, row: SandboxRow, box: Box) -> Live:
         """Take over a box made by a daemon before us."""
         live = Live(row, box)
         self.enter(live)
@@ -75,7 +76,7 @@ class Lifecycle:
 
     # Ending
 
-    def row(self, sandbox: str) -> Row | None:
+    def row(self, sandbox: str) -> SandboxRow | None:
         """The record of a sandbox as it is; where the store cannot be read, what the living sandbox itself tells."""
         try:
             row = self.store.sandbox(sandbox)
@@ -183,7 +184,7 @@ class Lifecycle:
         else:
             await self.end(sandbox, kind, detail, "atoll")
 
-    async def leave(self, row: Row, box: dict[str, Any] | None) -> None:
+    async def leave(self, row: SandboxRow, box: dict[str, Any] | None) -> None:
         """Put a stopped sandbox that was only visited back to rest."""
         live = self.live.pop((row["owner"], row["id"]), None)
         if live is not None:
@@ -212,7 +213,7 @@ class Lifecycle:
         self.store.forget_sandbox(sandbox)
         self.history.forget(sandbox)
 
-    async def _bury(self, row: Row, kind: str, detail: str, by: str) -> None:
+    async def _bury(self, row: SandboxRow, kind: str, detail: str, by: str) -> None:
         """The end of one of which nobody knows what is left."""
         if row["state"] != "ending":
             ending = {"state": "ending", "end_kind": kind, "end_detail": detail, "end_by": by}
@@ -220,7 +221,7 @@ class Lifecycle:
         await self.backend.destroy(row["record"].get("box") or {"id": row["id"]})
         await self._over(row, kind, detail, by)
 
-    async def _over(self, row: Row, kind: str, detail: str, by: str) -> None:
+    async def _over(self, row: SandboxRow, kind: str, detail: str, by: str) -> None:
         """No process and no link is left: it is said to have ended."""
         sandbox, now = row["id"], time.time()
 

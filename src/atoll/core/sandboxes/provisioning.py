@@ -18,7 +18,7 @@ from atoll.core.policy.images import Chosen, Images
 from atoll.core.policy.mounts import allowed_mounts
 from atoll.core.policy.network import policy_of
 from atoll.core.sandboxes.state import Live
-from atoll.core.store.sqlite import Row
+from atoll.core.store.typed import SandboxRow
 from atoll.model import CreateSandbox
 from atoll.profiles import MODES
 
@@ -128,7 +128,7 @@ class Boxes:
         agents = {name: self._backend.warm_for(spec) for name, spec in self._agents.items()}
         return {**self._backend.warmth(), "agents": agents}
 
-    async def boot(self, row: Row, wanted: BoxSpec) -> Live:
+    async def boot(self, row: SandboxRow, wanted: BoxSpec) -> Live:
         """The box of a row, with its policy in force, and an agent that answers."""
         box = await self._backend.create(replace(wanted, policy=policy_of(row["record"])))
         live = Live({**row, "state": "running"}, box)

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Row, StoreFailed
+from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.typed import SandboxRow
 
 log = logging.getLogger("atoll.reaper")
 
@@ -81,7 +82,7 @@ class Reaper:
             nearest = min(nearest, time.time() + SETTLE_AGAIN)
         return max(0.05, nearest - time.time())
 
-    def _resting(self) -> list[Row]:
+    def _resting(self) -> list[SandboxRow]:
         try:
             return [row for row in self._sandboxes.store.living() if not self._sandboxes.unwritten.of(row["id"])]
         except StoreFailed as failed:

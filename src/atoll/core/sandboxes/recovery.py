@@ -13,7 +13,7 @@ from atoll.core.commands.verbs import Commands
 from atoll.core.policy.network import policy_of
 from atoll.core.sandboxes.idle_freeze import rouse
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Row
+from atoll.core.store.typed import SandboxRow
 
 log = logging.getLogger("atoll.recovery")
 
@@ -26,7 +26,7 @@ async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
         _account(sandboxes, commands, row)
     turn = asyncio.Semaphore(AT_ONCE)
 
-    async def one(row: Row) -> None:
+    async def one(row: SandboxRow) -> None:
         async with turn:
             try:
                 await _settle(sandboxes, commands, row)
@@ -42,7 +42,7 @@ async def reconcile(sandboxes: Sandboxes, commands: Commands) -> None:
     sandboxes.history.purge()
 
 
-def _account(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+def _account(sandboxes: Sandboxes, commands: Commands, row: SandboxRow) -> None:
     """Charge what it holds on the disk already. A cap that was lowered since ends nothing."""
     size, holders = sandboxes.space.load(row), (accounts.sandbox(row["id"]), accounts.owner(row["owner"]))
     try:
@@ -64,7 +64,7 @@ async def _reconnect(sandboxes: Sandboxes) -> None:
             sandboxes.store.update_sandbox(live.id, record={**record, "box": live.box.record})
 
 
-async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+async def _settle(sandboxes: Sandboxes, commands: Commands, row: SandboxRow) -> None:
     sandbox, state, box_record = row["id"], row["state"], row["record"].get("box")
     overdue = row["expires_at"] is not None and row["expires_at"] <= time.time()
     if state == "creating":
@@ -82,7 +82,7 @@ async def _settle(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
         await _adopt(sandboxes, commands, row)
 
 
-async def _adopt(sandboxes: Sandboxes, commands: Commands, row: Row) -> None:
+async def _adopt(sandboxes: Sandboxes, commands: Commands, row: SandboxRow) -> None:
     sandbox, persistent = row["id"], bool(row["spec"].get("persistent"))
     record = row["record"]["box"]
     if "link" in row["record"]:  # version 0.1 kept it beside the box

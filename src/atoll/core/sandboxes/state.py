@@ -11,7 +11,7 @@ import msgspec
 
 from atoll import errors
 from atoll.backends.contract import Box
-from atoll.core.store.sqlite import Row
+from atoll.core.store.typed import HeldLimit, SandboxRow
 from atoll.guest import GuestClient
 from atoll.model import CreateSandbox, convert
 
@@ -29,7 +29,7 @@ FIRST_LOOK_PAUSE = 1.0
 class Live:
     """One living sandbox. Changes of its state hold `changing`; reading and running do not."""
 
-    def __init__(self, row: Row, box: Box) -> None:
+    def __init__(self, row: SandboxRow, box: Box) -> None:
         self.id: str = row["id"]
         self.owner: str = row["owner"]
         self.name: str | None = row["name"]
@@ -58,10 +58,10 @@ class Live:
         self.callers: frozenset[int] = frozenset()  # login sessions that ran something in it, where rules need to know
         self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
 
-    def row(self) -> Row:
+    def row(self) -> SandboxRow:
         """Its record from what is known without the store; enough to end it and to tell of that."""
         facts = self.box.facts
-        limits = {
+        limits: dict[str, HeldLimit] = {
             key: {"value": value, "enforced": facts.enforced.get(key, False)}
             for key, value in facts.limits.to_json().items()
         }
@@ -71,6 +71,7 @@ class Live:
             "spec": msgspec.to_builtins(self.spec), "record": {"box": self.box.record, "limits": limits},
             "created_at": self.created_at, "expires_at": self.expires_at, "idle_timeout": self.idle_timeout,
             "last_active": self.last_active, "ended_at": None, "end_kind": None, "end_detail": None, "end_by": None,
+            "request_id": None, "request_hash": None,
         }  # fmt: skip
 
     @property

@@ -15,6 +15,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.policy.hosts import not_among
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.typed import HeldLimit
 from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, SubAgent, convert
 
 AT_MOST = 32
@@ -76,16 +77,17 @@ class SubAgents(Part):
         return convert(CreateSandbox, msgspec.to_builtins(msgspec.structs.replace(given, **changes)))
 
 
-def _limits(held: dict[str, dict[str, Any]], asked: LimitsSpec) -> LimitsSpec:
+def _limits(held: dict[str, HeldLimit], asked: LimitsSpec) -> LimitsSpec:
     """The parent's, or less."""
     chosen: dict[str, Any] = {}
     for name, value in msgspec.structs.asdict(asked).items():
-        most = held.get(name, {}).get("value")
+        limit = held.get(name)
+        most = limit["value"] if limit is not None else None
         if value is not None and most is not None and value > most:
             raise errors.PermissionDenied(f"{name} {value} is more than the parent's {most}")
         if value is not None:
             chosen[name] = value
-        elif held.get(name, {}).get("enforced"):
+        elif limit is not None and limit["enforced"]:
             chosen[name] = most
     return LimitsSpec(**chosen)
 

@@ -33,7 +33,8 @@ from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
 from atoll.core.sandboxes.state import Live
 from atoll.core.store import rows
 from atoll.core.store.space import Space
-from atoll.core.store.sqlite import LIVE, Row, Store, StoreFailed
+from atoll.core.store.sqlite import LIVE, Store, StoreFailed
+from atoll.core.store.typed import SandboxRecord, SandboxRow
 from atoll.guest import GuestClient
 from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
 
@@ -222,14 +223,14 @@ class Sandboxes(Part, Lifecycle):
 
     # For the other verbs
 
-    def known(self, who: Principal, ref: str) -> Row:
+    def known(self, who: Principal, ref: str) -> SandboxRow:
         """The record of a sandbox in any state."""
         row = self.find(who, ref) if ALIAS.match(ref) else None
         if row is None or row["state"] == "creating":
             raise errors.NotFound(f"no sandbox {ref!r:.120}")
         return row
 
-    def find(self, who: Principal, ref: str) -> Row | None:
+    def find(self, who: Principal, ref: str) -> SandboxRow | None:
         """By id, name or alias. Where the store cannot be read, only the living are known, by id and name."""
         try:
             row = self.store.find_sandbox(who.owner, ref)
@@ -282,7 +283,8 @@ class Sandboxes(Part, Lifecycle):
             with self.reach(who, ref).use() as client:
                 yield client
             return
-        closed = {**row, "record": {**row["record"], "policy": {"network": "none", "hosts": []}}, "expires_at": None}
+        shut: SandboxRecord = {**row["record"], "policy": {"network": "none", "hosts": []}}
+        closed: SandboxRow = {**row, "record": shut, "expires_at": None}
         self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
         kept = row["record"].get("box")
         try:
@@ -325,14 +327,14 @@ class Sandboxes(Part, Lifecycle):
     def _begin_create(self, who: Principal, spec: CreateSandbox, parent: str | None) -> Making:
         assert spec.request_id is not None
         key, asked = (who.owner, spec.request_id), rows.hash_request(spec)
-        request = {"request_id": spec.request_id, "request_hash": asked}
+        request = rows.Repeatable(spec.request_id, asked)
         plain = msgspec.structs.replace(spec, request_id=None)
         making = self._making[key] = Making(self.tasks.spawn(self._create(who, plain, parent, request)), asked)
         making.task.add_done_callback(lambda _: self._making.pop(key, None))
         return making
 
     async def _create(
-        self, who: Principal, spec: CreateSandbox, parent: str | None, request: dict[str, str] | None = None
+        self, who: Principal, spec: CreateSandbox, parent: str | None, request: rows.Repeatable | None = None
     ) -> SandboxInfo:
         quotas.check_request(who, spec)
         profiles.ceiling_of(who).check(spec)
@@ -346,7 +348,7 @@ class Sandboxes(Part, Lifecycle):
         can = self.backend.capabilities(runtime)
         can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None)
         plan = await self.boxes.plan(spec, who)
-        row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent) | (request or {})
+        row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent, request)
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
         # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
         quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
@@ -377,7 +379,7 @@ class Sandboxes(Part, Lifecycle):
         self.store.finish_create(live.id, state="running", record=self._record(live, row))
         return self._created(who, row)
 
-    def _created(self, who: Principal, row: Row) -> SandboxInfo:
+    def _created(self, who: Principal, row: SandboxRow) -> SandboxInfo:
         sandbox = row["id"]
         self.history.record(sandbox, who.owner, "created", runtime=row["runtime"], image=row["image"], by=who.owner)
         return self._info(self.store.sandbox(sandbox) or row)
@@ -390,7 +392,7 @@ class Sandboxes(Part, Lifecycle):
                 self.store.update_sandbox(done.result().id, request_id=None)
             self.tasks.spawn(self.end(done.result().id, "destroyed", "its creator went away", who.owner))
 
-    async def _start(self, who: Principal, row: Row) -> SandboxInfo:
+    async def _start(self, who: Principal, row: SandboxRow) -> SandboxInfo:
         self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
         if row["spec"].get("keep"):  # its lifetime counts while it runs
             left = row["record"].get("left_s")
@@ -410,7 +412,7 @@ class Sandboxes(Part, Lifecycle):
         self.history.record(live.id, live.owner, "started", by=who.owner)
         return await self.get(who, live.id)
 
-    async def _boot_again(self, row: Row, who: Principal | None = None) -> Live:
+    async def _boot_again(self, row: SandboxRow, who: Principal | None = None) -> Live:
         """A stopped sandbox on its old disk; without `who`, none of its mounts."""
         plan = await self.boxes.plan(msgspec.convert(row["spec"], CreateSandbox), who, row["record"].get("image"))
         box = plan.box(
@@ -426,23 +428,23 @@ class Sandboxes(Part, Lifecycle):
 
     # Small things
 
-    def _living(self, row: Row) -> Live:
+    def _living(self, row: SandboxRow) -> Live:
         live = self.live.get((row["owner"], row["id"]))
         if live is None:
             raise rows.unsuited(row)
         return live
 
-    def _record(self, live: Live, row: Row) -> dict[str, Any]:
+    def _record(self, live: Live, row: SandboxRow) -> SandboxRecord:
         return rows.with_box(row["record"], live)
 
-    def _row_after(self, before: Row) -> Row:
+    def _row_after(self, before: SandboxRow) -> SandboxRow:
         """The record of a sandbox that was just ended or stopped, whatever became of the store."""
         try:
             return self.row(before["id"]) or before
         except StoreFailed:
             return {**before, **self.unwritten.of(before["id"])}
 
-    def _info(self, row: Row) -> SandboxInfo:
+    def _info(self, row: SandboxRow) -> SandboxInfo:
         late = self.unwritten.of(row["id"])
         info = rows.info({**row, **late} if late else row, self.live.get((row["owner"], row["id"])))
         if late:

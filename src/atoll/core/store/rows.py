@@ -3,22 +3,36 @@
 import hashlib
 import json
 import time
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from atoll import errors
 from atoll.config import Sandboxes as Defaults
 from atoll.core.access.principals import Principal, new_id
+from atoll.core.policy.network import Stored
 from atoll.core.sandboxes.provisioning import Plan
 from atoll.core.sandboxes.state import Live, gone
-from atoll.core.store.sqlite import Row
+from atoll.core.store.typed import HeldLimit, SandboxRecord, SandboxRow
 from atoll.model import CreateSandbox, End, SandboxInfo
 
 
+class Repeatable(NamedTuple):
+    """The request id of a create, and a digest of what it asks for."""
+
+    id: str
+    hash: str
+
+
 def new_row(
-    who: Principal, plan: Plan, runtime: str, policy: dict[str, Any], defaults: Defaults, parent: str | None
-) -> Row:
+    who: Principal,
+    plan: Plan,
+    runtime: str,
+    policy: Stored,
+    defaults: Defaults,
+    parent: str | None,
+    request: Repeatable | None = None,
+) -> SandboxRow:
     now, spec, image = time.time(), plan.spec, plan.image
     named = spec.name is not None
     lasting = named or (spec.persistent and not spec.keep)
@@ -39,6 +53,9 @@ def new_row(
         "idle_timeout": idle,
         "last_active": now,
         "parent_id": parent,
+        "ended_at": None, "end_kind": None, "end_detail": None, "end_by": None,
+        "request_id": None if request is None else request.id,
+        "request_hash": None if request is None else request.hash,
     }  # fmt: skip
 
 
@@ -48,14 +65,16 @@ def hash_request(spec: CreateSandbox) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def with_box(record: dict[str, Any], live: Live) -> dict[str, Any]:
+def with_box(record: SandboxRecord, live: Live) -> SandboxRecord:
     """The record with its box, and which limits this host really holds."""
     held = live.box.facts.enforced
-    limits = {k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()}
+    limits: dict[str, HeldLimit] = {
+        k: {"value": v["value"], "enforced": held.get(k, False)} for k, v in record["limits"].items()
+    }
     return {**record, "box": live.box.record, "limits": limits}
 
 
-def starts_when_used(row: Row) -> bool:
+def starts_when_used(row: SandboxRow) -> bool:
     """Return whether it was stopped only because nobody used it or it was lost, and starts again by itself."""
     return (
         row["state"] == "stopped"
@@ -64,7 +83,7 @@ def starts_when_used(row: Row) -> bool:
     )
 
 
-def unsuited(row: Row) -> errors.AtollError:
+def unsuited(row: SandboxRow) -> errors.AtollError:
     """Why a sandbox that is not alive cannot do what was asked."""
     if row["state"] in ("ended", "ending"):
         return gone(row["id"], row["end_kind"] or "lost", row["end_detail"] or "", row["end_by"] or "")
@@ -72,7 +91,7 @@ def unsuited(row: Row) -> errors.AtollError:
     return errors.FailedPrecondition(f"the sandbox is {row['state']}", hint=hint)
 
 
-def info(row: Row, live: Live | None) -> SandboxInfo:
+def info(row: SandboxRow, live: Live | None) -> SandboxInfo:
     end = None
     if row["state"] == "ended" or (row["end_kind"] and row["state"] in ("stopped", "ending")):
         at = row["ended_at"] or row["last_active"]
@@ -89,7 +108,7 @@ def info(row: Row, live: Live | None) -> SandboxInfo:
         expires_at=row["expires_at"],
         idle_timeout_s=row["idle_timeout"],
         last_active=live.last_active if live else row["last_active"],
-        limits=row["record"].get("limits", {}),
+        limits=cast("dict[str, dict[str, Any]]", row["record"].get("limits", {})),
         policy=policy,
         hosts=policy.get("hosts", spec.get("hosts")),
         env_keys=sorted(spec.get("env", {})),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.core.store.sqlite import Row
+from atoll.core.store.typed import SandboxRow
 from atoll.errors import DiskFull
 
 log = logging.getLogger("atoll.space")
@@ -39,7 +39,7 @@ class Space:
         self._promises: dict[str, Promise] = {}
         self._looked = (-FRESH, 0)
 
-    def load(self, row: Row) -> int:
+    def load(self, row: SandboxRow) -> int:
         """Take over the promise to a sandbox that an earlier daemon made, and answer its size."""
         promise = _promised(row)
         if self._used(row["id"]) is None:
@@ -47,7 +47,7 @@ class Space:
         self._promises[row["id"]] = promise
         return promise.size
 
-    def promise(self, row: Row) -> int:
+    def promise(self, row: SandboxRow) -> int:
         """Promise a new sandbox its disk, and answer its size; DiskFull when there is not that much left."""
         sandbox, wanted = row["id"], _promised(row)
         if (used := self._used(sandbox)) is None:
@@ -100,7 +100,8 @@ class Space:
         return int(growth / self._overcommit) if promise.thin else growth
 
 
-def _promised(row: Row) -> Promise:
-    limit = row["record"].get("limits", {}).get("disk_mb", {}).get("value") or 0
+def _promised(row: SandboxRow) -> Promise:
+    held = row["record"].get("limits", {}).get("disk_mb")
+    limit = held["value"] if held is not None and held["value"] else 0
     asked = (row["spec"].get("limits") or {}).get("disk_mb") is not None
     return Promise(int(limit) << 20, thin=not asked and row["owner"].startswith("uid:"))

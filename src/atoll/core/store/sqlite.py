@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from atoll import errors
-from atoll.core.store.columns import Row as Row
-from atoll.core.store.columns import decoded, packed, shown
+from atoll.core.store.columns import Row, decoded, packed, shown
 from atoll.core.store.reserve import FULL, Ballast, allocate
+from atoll.core.store.typed import ApprovalRow, CommandRow, EventRow, Fields, NewCommand, SandboxRow
 
 log = logging.getLogger("atoll.store")
 
@@ -197,7 +197,7 @@ class Store:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _rows(self, query: str, *values: Any) -> list[Row]:
+    def _rows(self, query: str, *values: Any) -> list[Any]:
         try:
             return [decoded(row) for row in self._db.execute(query, values)]
         except sqlite3.DatabaseError as error:  # a damaged file shows itself with any row
@@ -207,9 +207,12 @@ class Store:
         row = self._db.execute(query, values).fetchone()
         return None if row is None else decoded(row)
 
+    def _sandbox(self, query: str, *values: Any) -> SandboxRow | None:
+        return cast("SandboxRow | None", self._row(query, *values))
+
     # Sandboxes
 
-    def add_sandbox(self, row: Row, aliases: list[str], limit: int) -> None:
+    def add_sandbox(self, row: SandboxRow, aliases: list[str], limit: int) -> None:
         """Reserve a place and the names, and open the journal, in one step: not one more than `limit` at any time."""
         with self.transaction():
             if self.count_live() >= limit:
@@ -287,13 +290,13 @@ class Store:
                 (now, sandbox),
             )
 
-    def find_sandbox(self, owner: str, ref: str) -> Row | None:
+    def find_sandbox(self, owner: str, ref: str) -> SandboxRow | None:
         """By id, by the name of a living one, or by alias; only what `owner` owns. One question each: in one, every sandbox of
         the owner would be looked at."""
         return (
-            self._row("SELECT * FROM sandbox WHERE id = ?2 AND owner = ?1", owner, ref)
-            or self._row("SELECT * FROM sandbox WHERE owner = ?1 AND name = ?2 AND state != 'ended'", owner, ref)
-            or self._row(
+            self._sandbox("SELECT * FROM sandbox WHERE id = ?2 AND owner = ?1", owner, ref)
+            or self._sandbox("SELECT * FROM sandbox WHERE owner = ?1 AND name = ?2 AND state != 'ended'", owner, ref)
+            or self._sandbox(
                 """SELECT s.* FROM alias a JOIN sandbox s ON s.id = a.sandbox_id AND s.owner = a.owner
                    WHERE a.owner = ?1 AND a.alias = ?2""",
                 owner,
@@ -301,14 +304,14 @@ class Store:
             )
         )
 
-    def sandbox(self, sandbox: str) -> Row | None:
-        return self._row("SELECT * FROM sandbox WHERE id = ?", sandbox)
+    def sandbox(self, sandbox: str) -> SandboxRow | None:
+        return self._sandbox("SELECT * FROM sandbox WHERE id = ?", sandbox)
 
-    def requested_sandbox(self, owner: str, request: str) -> Row | None:
+    def requested_sandbox(self, owner: str, request: str) -> SandboxRow | None:
         """The sandbox that a create with this request id made, as long as its row is kept: a week beyond its end."""
-        return self._row("SELECT * FROM sandbox WHERE owner = ? AND request_id = ?", owner, request)
+        return self._sandbox("SELECT * FROM sandbox WHERE owner = ? AND request_id = ?", owner, request)
 
-    def list_sandboxes(self, owner: str, states: tuple[str, ...], name: str | None) -> list[Row]:
+    def list_sandboxes(self, owner: str, states: tuple[str, ...], name: str | None) -> list[SandboxRow]:
         """Rows whose records hold what is shown of them and no more; parts that are equal are the same object."""
         marks = ", ".join("?" * len(states))
         query = f"SELECT * FROM sandbox WHERE owner = ? AND state IN ({marks})"
@@ -317,13 +320,13 @@ class Store:
             query, values = query + " AND name = ?", [*values, name]
         found = self._db.execute(query + " ORDER BY created_at, id LIMIT 10000", values)
         seen: dict[bytes, Any] = {}
-        return [decoded({**row, "record": shown(row["record"], seen)}) for row in found]
+        return [cast("SandboxRow", decoded({**row, "record": shown(row["record"], seen)})) for row in found]
 
-    def children(self, sandbox: str) -> list[Row]:
+    def children(self, sandbox: str) -> list[SandboxRow]:
         """Its sub-agents that have not ended."""
         return self._rows("SELECT * FROM sandbox WHERE parent_id = ? AND state != 'ended'", sandbox)
 
-    def living(self) -> list[Row]:
+    def living(self) -> list[SandboxRow]:
         """Of every owner: for the reconciliation at start."""
         return self._rows("SELECT * FROM sandbox WHERE state != 'ended'")
 
@@ -355,7 +358,7 @@ class Store:
 
     # Commands
 
-    def add_command(self, sandbox: str, command: str, row: Row) -> None:
+    def add_command(self, sandbox: str, command: str, row: NewCommand) -> None:
         try:
             self._db.execute(
                 "INSERT INTO command VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, NULL, 'running', NULL)",
@@ -399,24 +402,25 @@ class Store:
         found = self._db.execute("SELECT 1 FROM command WHERE sandbox_id = ? AND id = ?", (sandbox, command))
         return found.fetchone() is not None
 
-    def command(self, sandbox: str, command: str) -> Row | None:
+    def command(self, sandbox: str, command: str) -> CommandRow | None:
         self.flush()
-        return self._row("SELECT * FROM command WHERE sandbox_id = ? AND id = ?", sandbox, command)
+        found = self._row("SELECT * FROM command WHERE sandbox_id = ? AND id = ?", sandbox, command)
+        return cast("CommandRow | None", found)
 
-    def commands(self, sandbox: str, limit: int = 1000) -> list[Row]:
+    def commands(self, sandbox: str, limit: int = 1000) -> list[CommandRow]:
         self.flush()
         newest = self._rows(
             "SELECT * FROM command WHERE sandbox_id = ? ORDER BY started_at DESC LIMIT ?", sandbox, limit
         )
         return newest[::-1]
 
-    def running_commands(self, sandbox: str) -> list[Row]:
+    def running_commands(self, sandbox: str) -> list[CommandRow]:
         self.flush()
         return self._rows("SELECT * FROM command WHERE sandbox_id = ? AND status = 'running'", sandbox)
 
     # Events
 
-    def add_event(self, sandbox: str, owner: str, kind: str, data: dict[str, Any], at: float) -> int:
+    def add_event(self, sandbox: str, owner: str, kind: str, data: Fields, at: float) -> int:
         cursor = self._db.execute(
             "INSERT INTO event(sandbox_id, owner, at, kind, data) VALUES(?, ?, ?, ?, ?)",
             (sandbox, owner, at, kind, packed(data)),
@@ -432,7 +436,7 @@ class Store:
 
     def events(
         self, owner: str, sandbox: str | None, *, limit: int, after: int | None, kind: str | None = None
-    ) -> list[Row]:
+    ) -> list[EventRow]:
         """The newest `limit`, oldest first; or with `after` the first `limit` beyond that number."""
         self.flush()
         where, values = "owner = ?", [owner]
@@ -448,15 +452,15 @@ class Store:
 
     # Approvals
 
-    def add_approval(self, row: Row) -> None:
+    def add_approval(self, row: ApprovalRow) -> None:
         values = [packed(v) if isinstance(v, list) else v for v in row.values()]
         marks = ", ".join("?" * len(row))
         self._db.execute(f"INSERT INTO approval({', '.join(row)}) VALUES({marks})", values)
 
-    def approval(self, approval: str) -> Row | None:
-        return self._row("SELECT * FROM approval WHERE id = ?", approval)
+    def approval(self, approval: str) -> ApprovalRow | None:
+        return cast("ApprovalRow | None", self._row("SELECT * FROM approval WHERE id = ?", approval))
 
-    def approvals(self, sandbox: str | None, owner: str | None = None) -> list[Row]:
+    def approvals(self, sandbox: str | None, owner: str | None = None) -> list[ApprovalRow]:
         """The undecided ones of a sandbox or an owner, oldest first."""
         where = "status = 'pending'"
         values: list[Any] = []

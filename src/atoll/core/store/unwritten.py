@@ -6,9 +6,10 @@ the store takes it.
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.typed import SandboxChange
 
 log = logging.getLogger("atoll.store")
 
@@ -18,7 +19,7 @@ Write = Callable[[], object]
 class Unwritten:
     def __init__(self) -> None:
         self._writes: dict[str, list[Write]] = {}
-        self._values: dict[str, dict[str, Any]] = {}
+        self._values: dict[str, SandboxChange] = {}
 
     def write(self, sandbox: str, write: Write, **values: Any) -> None:
         """Write it now, or when the store can be written again. `values` are what the row says afterwards."""
@@ -29,7 +30,7 @@ class Unwritten:
             except StoreFailed as failed:
                 log.error("sandbox %s: that it is %s could not be recorded: %s", sandbox, values.get("state"), failed)
         self._writes.setdefault(sandbox, []).append(write)
-        self._values.setdefault(sandbox, {}).update(values)
+        self._values.setdefault(sandbox, {}).update(cast("SandboxChange", values))
 
     def settle(self) -> None:
         """Try again all that waits."""
@@ -37,7 +38,7 @@ class Unwritten:
             if not self._settle(sandbox):
                 return
 
-    def of(self, sandbox: str) -> dict[str, Any]:
+    def of(self, sandbox: str) -> SandboxChange:
         """What the row of this sandbox should say and does not yet; empty where all is written."""
         return self._values.get(sandbox, {})
 

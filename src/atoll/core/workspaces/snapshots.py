@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -25,6 +24,7 @@ from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal, local
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
+from atoll.core.store.typed import SandboxRow
 from atoll.core.workers import Workers
 from atoll.core.workspaces import archive as archive
 from atoll.core.workspaces.chunks import ChunkStore
@@ -268,7 +268,7 @@ class Snapshots(Part):
             log.error("content is not collected, because a snapshot cannot be read: %s", damaged)
             return 0
 
-    def _head(self, who: Principal, name: str, row: dict[str, Any], capture: Capture, full: bool) -> Head:
+    def _head(self, who: Principal, name: str, row: SandboxRow, capture: Capture, full: bool) -> Head:
         return {
             "owner": who.owner,
             "name": name,
@@ -284,7 +284,7 @@ class Snapshots(Part):
         }
 
     @asynccontextmanager
-    async def _twin(self, who: Principal, row: dict[str, Any]) -> AsyncIterator[GuestClient]:
+    async def _twin(self, who: Principal, row: SandboxRow) -> AsyncIterator[GuestClient]:
         """A sandbox as this one was when it was new; gone afterwards."""
         spec = CreateSandbox(image=row["image"], runtime=row["runtime"], network=False, lifetime_s=3600.0)
         info = await self._sandboxes.create(who, spec)

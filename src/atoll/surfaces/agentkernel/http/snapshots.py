@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll import errors, model
 from atoll.core.access.principals import Principal
+from atoll.core.store.typed import SandboxRow
 from atoll.model import CreateSandbox, SaveSnapshot, SnapshotInfo
 from atoll.server.request import Exchange
 from atoll.surfaces.agentkernel.http import bodies
@@ -53,8 +54,9 @@ async def restore(app: Served, exchange: Exchange) -> None:
     request = await app.body(exchange, bodies.Restore)
     found = await _find(app, exchange)
     origin = _origin(app, exchange.who, found)
-    name = request.as_name or f"{origin.get('name') or found.name}-restored"
-    kept = {key: origin["spec"][key] for key in _KEPT if key in origin.get("spec", {})}
+    was = origin["spec"] if origin is not None else {}
+    name = request.as_name or f"{(origin['name'] if origin is not None else '') or found.name}-restored"
+    kept = {key: was[key] for key in _KEPT if key in was}
     spec = model.convert(CreateSandbox, {**kept, "name": words.sandbox_name(name), "persistent": True})
     work = app.core.snapshots.restore(exchange.who, found.name, spec)
     await ok(exchange, words.sandbox(await exchange.while_connected(work)), 201)
@@ -68,23 +70,24 @@ async def _find(app: Served, exchange: Exchange) -> SnapshotInfo:
     raise errors.NotFound("Snapshot not found")
 
 
-def _origin(app: Served, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
+def _origin(app: Served, who: Principal, info: SnapshotInfo) -> SandboxRow | None:
     """The record of the sandbox it was taken of, if it is still known and was this caller's."""
     row = app.core.store.sandbox(info.sandbox_id)
-    return row if row is not None and row["owner"] == who.owner else {}
+    return row if row is not None and row["owner"] == who.owner else None
 
 
 def _shown(app: Served, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
     origin = _origin(app, who, info)
-    limits = origin.get("record", {}).get("limits", {})
+    held = origin["record"].get("limits", {}) if origin is not None else {}
+    limits = {name: limit["value"] for name, limit in held.items()}
     return {
         "name": info.name,
-        "sandbox": origin.get("name") or info.sandbox_id,
+        "sandbox": (origin["name"] if origin is not None else "") or info.sandbox_id,
         "image_tag": info.name,
-        "backend": origin.get("runtime") or "container",
+        "backend": origin["runtime"] if origin is not None else "container",
         "base_image": info.image,
-        "vcpus": max(1, int(limits.get("cpus", {}).get("value") or 1)),
-        "memory_mb": limits.get("memory_mb", {}).get("value"),
+        "vcpus": max(1, int(limits.get("cpus") or 1)),
+        "memory_mb": limits.get("memory_mb"),
         "created_at": words.moment(info.created_at),
         "size_bytes": info.size_bytes,
         "files": info.file_count,
