@@ -28,6 +28,8 @@ from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.idle_freeze import Doze
+from atoll.core.sandboxes.metrics import Metrics
+from atoll.core.sandboxes.notes import Notes
 from atoll.core.sandboxes.oneshot import Once
 from atoll.core.sandboxes.reaper import Reaper
 from atoll.core.sandboxes.recovery import reconcile
@@ -78,6 +80,8 @@ class Core:
         self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
+        self.notes = Notes(self.sandboxes, self.store)
+        self.metrics = Metrics(self.sandboxes)
         self.once = Once(self)
         self.manifests = Manifests(self)
         self.keeper.watch.on_lost_key(self.approvals.withdraw_all)

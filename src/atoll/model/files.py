@@ -37,8 +37,12 @@ class StatFile(PathOnly, kw_only=True):
 
 
 class MakeDirectory(PathOnly, kw_only=True):
+    """`uid`, `gid`: the owner of what is made."""
+
     parents: bool = False
     mode: Mode | None = None
+    uid: Annotated[int, Meta(ge=0, le=65534)] | None = None
+    gid: Annotated[int, Meta(ge=0, le=65534)] | None = None
     exist_ok: bool = False
 
 

@@ -1,6 +1,6 @@
 """Sandboxes and images: what is asked of a new one, and what is told of one."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -53,6 +53,7 @@ class CreateSandbox(Request, kw_only=True):
     host_ports: Annotated[list[Port], Meta(max_length=64)] = []
     idle_timeout_s: Seconds | None = None
     lifetime_s: Seconds | None = None
+    at_expiry: Literal["destroy", "pause", "stop"] = "destroy"  # what becomes of it when its lifetime is over
     workdir: str = "/workspace"
     labels: dict[str, str] = field(default_factory=dict)
     alias: str | None = None
@@ -165,6 +166,18 @@ class SessionInfo(Answer, kw_only=True):
     replaced: Replaced | None = None
 
 
+class Metric(Answer, kw_only=True):
+    """What a sandbox used at one moment. `cpu_percent`: of one CPU, since the sample before."""
+
+    at: float
+    cpus: int
+    cpu_percent: float
+    memory_bytes: int
+    memory_total_bytes: int
+    disk_bytes: int
+    disk_total_bytes: int
+
+
 class PullImage(Request, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -192,4 +205,13 @@ class OpenAgentkernel(Request, kw_only=True):
     any_host: bool = False
     allow_host_access: bool = False
     legacy_exit_errors: bool = False
+    runtime: Runtime = "auto"
+
+
+class OpenE2b(Request, kw_only=True):
+    """Serve E2B's interface for as long as this request stays open. `domain`: the name that answers give."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 3676
+    domain: Annotated[str, Meta(pattern=r"^[A-Za-z0-9.:-]{1,253}$")] | None = None
     runtime: Runtime = "auto"

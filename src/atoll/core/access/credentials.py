@@ -94,6 +94,18 @@ class Doorkeeper:
         self.watch.follow(_holder(found))
         return True
 
+    def stand_in(self, owner: str) -> Principal:
+        """Return the caller that holds a token of one of this owner's sandboxes: the owner's rights, as they are now.
+
+        Unauthenticated when the key they come from counts no more.
+        """
+        if not owner.startswith("key:"):
+            return Principal(owner, -1, -1, "token")
+        try:
+            return _holder(self.keys.current(self.keys.get(owner.removeprefix("key:")).id))
+        except NotFound:
+            raise Unauthenticated("the key of this sandbox counts no more") from None
+
     def admit(self, who: Principal, kind: Class) -> None:
         """Count a call against the identity's rate; local callers have none."""
         if not isinstance(who, KeyHolder):

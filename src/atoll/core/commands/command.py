@@ -69,6 +69,7 @@ class Running:
                 self.output.add(channel, data)
                 self._transcript.output("o" if channel == 1 else "e", data)
                 yield Chunk(channel, data, offset)
+                await self.output.room()
             for channel, count in process.missed.items():
                 if count > skipped[channel]:
                     self.output.kept[channel].skip(count - skipped[channel])
@@ -183,8 +184,7 @@ class Running:
     def _close(self) -> None:
         self._transcript.close()
         self.output.finish()
-        for kept in self.output.kept.values():
-            kept.close()
+        self.output.let_go()
         self.live.touch()
         self.live.finished(self)
         self.done.set()

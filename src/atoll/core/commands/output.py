@@ -15,6 +15,7 @@ from atoll.accounts import Lease
 
 TAIL = 512 * 1024
 PIECE = 256 * 1024
+STUCK = 10.0  # seconds in which a reader of output that is not kept has to take some
 
 UNCHARGED = 64 * 1024  # bytes of a stream in memory that are not worth an account
 STEP = 256 * 1024  # what is charged at once beyond them
@@ -52,9 +53,16 @@ class Kept:
     """One stream. `total` counts every byte; `first` are the kept ones; the tail ends at `total`."""
 
     def __init__(
-        self, limit: int, path: Path | None = None, grant: Grant | None = None, held: Held | None = None
+        self,
+        limit: int,
+        path: Path | None = None,
+        grant: Grant | None = None,
+        held: Held | None = None,
+        *,
+        tail: bool = False,
     ) -> None:
         self.limit = limit
+        self._only_tail = tail
         self._held = held
         self._charged = UNCHARGED
         self._grant = grant or (lambda wanted: wanted)
@@ -92,7 +100,7 @@ class Kept:
                 self._memory += part
                 self._size += len(part)
         self.total += len(data)
-        if self._fd >= 0:
+        if self._fd >= 0 or self._only_tail:
             self._tail += data
             if len(self._tail) > 2 * TAIL:
                 del self._tail[: len(self._tail) - TAIL]
@@ -133,8 +141,9 @@ class Kept:
         if offset < self._size:
             return offset, self.first(offset, PIECE)
         start = max(offset, self._tail_start)
-        if self._fd < 0 or start >= self.total:
-            return max(offset, self.total if self._fd < 0 else start), b""
+        gone = self._fd < 0 and not self._only_tail
+        if gone or start >= self.total:
+            return max(offset, self.total if gone else start), b""
         at = start - self._tail_start
         return start, bytes(self._tail[at : at + PIECE])
 
@@ -186,9 +195,23 @@ class Output:
         bell, self._bell = self._bell, asyncio.Event()
         bell.set()
 
+    async def room(self) -> None:
+        """Wait for nobody: only passed-on output does."""
+
+    def let_go(self) -> None:
+        """Give back what is kept on the host when the command has ended."""
+        for kept in self.kept.values():
+            kept.close()
+
+    def _positions(self, offsets: dict[int, int]) -> dict[int, int]:
+        return {c: (self.kept[c].total if offsets.get(c, 0) < 0 else offsets.get(c, 0)) for c in self.kept}
+
     async def follow(self, offsets: dict[int, int]) -> AsyncIterator[tuple[int, int, bytes]]:
         """(channel, offset, bytes) from the given offsets until the command has ended; -1 means from now on."""
-        at = {c: (self.kept[c].total if offsets.get(c, 0) < 0 else offsets.get(c, 0)) for c in self.kept}
+        async for item in self._read(self._positions(offsets)):
+            yield item
+
+    async def _read(self, at: dict[int, int]) -> AsyncIterator[tuple[int, int, bytes]]:
         while True:
             bell, finished, quiet = self._bell, self.finished, True
             for channel, kept in self.kept.items():
@@ -202,3 +225,71 @@ class Output:
             if finished:
                 return
             await bell.wait()
+
+
+class Reader:
+    """Somebody who reads passed-on output, and how far."""
+
+    def __init__(self, at: dict[int, int]) -> None:
+        self.at = at
+        self.moved = asyncio.get_running_loop().time()
+        self.cut = False
+
+
+class PassedOn(Output):
+    """Output that is not kept: it goes to those who read at that moment, none of it is lost while they do, and a reader
+    that takes nothing for `STUCK` seconds is cut so that it holds up neither the command nor others.
+
+    With `awaited` the caller who started the command is about to read from the beginning.
+    """
+
+    def __init__(self, *, awaited: bool) -> None:
+        super().__init__(0)
+        self.kept = {channel: Kept(0, tail=True) for channel in (1, 2)}
+        self._first = Reader(dict.fromkeys(self.kept, 0)) if awaited else None
+        self._readers = [self._first] if self._first is not None else []
+        self._taken = asyncio.Event()
+
+    async def room(self) -> None:
+        """Wait until every reader has at most half a tail before it."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while late := [reader for reader in self._readers if self._lag(reader) > TAIL // 2]:
+            due = {reader: max(reader.moved, began) + STUCK for reader in late}
+            self._taken.clear()
+            try:
+                async with asyncio.timeout_at(min(due.values())):
+                    await self._taken.wait()
+            except TimeoutError:
+                for reader in (reader for reader, at in due.items() if at <= clock()):
+                    reader.cut = True
+                    self._readers.remove(reader)
+
+    def _lag(self, reader: Reader) -> int:
+        return max(self.kept[channel].total - at for channel, at in reader.at.items())
+
+    async def follow(self, offsets: dict[int, int]) -> AsyncIterator[tuple[int, int, bytes]]:
+        at = self._positions(offsets)
+        reader, self._first = self._first if self._first and not any(at.values()) else Reader(at), None
+        if reader not in self._readers and not reader.cut:
+            self._readers.append(reader)
+        try:
+            async for channel, start, data in self._read(dict(at)):
+                if reader.cut:
+                    break
+                yield channel, start, data
+                reader.at[channel] = start + len(data)
+                reader.moved = asyncio.get_running_loop().time()
+                self._taken.set()
+            if reader.cut:
+                raise errors.Exhausted("the output was not read for too long", hint="connect again to go on reading")
+        finally:
+            if reader in self._readers:
+                self._readers.remove(reader)
+            self._taken.set()
+            if self.finished:
+                self.let_go()
+
+    def let_go(self) -> None:
+        if not self._readers:
+            super().let_go()

@@ -21,7 +21,7 @@ from atoll.core.access.secrets import Vault
 from atoll.core.commands import languages
 from atoll.core.commands.command import Running, info
 from atoll.core.commands.history import History
-from atoll.core.commands.output import Held, Output
+from atoll.core.commands.output import Held, Output, PassedOn
 from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_call, directory_of
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
@@ -30,6 +30,7 @@ from atoll.core.store.typed import CommandRow, NewCommand
 from atoll.guest import Process, ProgramNotStarted
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
 
+MOST_SPAWNED = 512  # of one sandbox; its agent keeps records of 1024 processes
 SHOWN_ARGUMENT = 4096
 SHOWN_ARGUMENTS = 16_384  # of all arguments together, in the record of a command
 
@@ -118,6 +119,18 @@ class Commands(Part):
         running = await self._start(live, spec, sealed, background=True)
         if not terminal:
             self._history.record_later(live.id, live.owner, "background", command_id=running.id)
+        if not running.ended:
+            running.task = asyncio.create_task(running.pump())
+        return running.info(most=0)
+
+    @verb("commands.spawn")
+    async def spawn(self, who: Principal, ref: str, spec: ExecSpec) -> CommandInfo:
+        """Start a command that belongs to no caller. Its output goes to those who attach and is not kept."""
+        live = await self._sandboxes.wake(who, ref)
+        if sum(1 for one in live.commands.values() if not one.ended) >= MOST_SPAWNED:
+            raise errors.Exhausted(f"{MOST_SPAWNED} commands run in this sandbox already", hint="end some")
+        sealed = await self._admit(who, live, spec)
+        running = await self._start(live, spec, sealed, background=True, output=PassedOn(awaited=True))
         if not running.ended:
             running.task = asyncio.create_task(running.pump())
         return running.info(most=0)
@@ -268,11 +281,13 @@ class Commands(Part):
             if row["id"] not in there:
                 self._store.update_command(live.id, row["id"], status="lost", ended_at=time.time())
                 continue
-            grant = self._grant(live.id, live.owner)
-            output = Output(row["spec"].get("kept", 0), self._directory / live.id, row["id"], grant)
+            spawned = row["spec"].get("spawned") is True
+            output = (
+                PassedOn(awaited=False) if spawned else self._output(live, row["id"], row["spec"].get("kept", 0), True)
+            )
             running = Running(live, row, output, self._store, self._history)
             wants_stdin = bool(row["spec"].get("stdin_stream") or row["spec"].get("pty"))
-            sizes = {channel: kept.size for channel, kept in output.kept.items()}
+            sizes = {channel: -1 if spawned else kept.size for channel, kept in output.kept.items()}
             running.process = await Process.attach(
                 live.client, row["id"], out=sizes[1], err=sizes[2], stdin=wants_stdin
             )
@@ -308,7 +323,9 @@ class Commands(Part):
             raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
         return sealed
 
-    async def _start(self, live: Live, spec: Spec, sealed: str | None, *, background: bool) -> Running:
+    async def _start(
+        self, live: Live, spec: Spec, sealed: str | None, *, background: bool, output: PassedOn | None = None
+    ) -> Running:
         if sealed is not None:
             self._gate.check(live, spec, sealed)
         command = spec.id or new_command_id()
@@ -326,15 +343,14 @@ class Commands(Part):
             "background": background,
             "body": _body(spec),
             "spec": {"kept": kept, "stdin_stream": spec.stdin_stream, "cleanup": call.path if call else None,
-                     **_kind(spec)},
+                     **_kind(spec), **({"kept": 0, "spawned": True} if output else {})},
             "started_at": time.time(),
         }  # fmt: skip
         if command in live.commands:
             raise errors.AlreadyExists(f"there is a command {command!r} already")
-        grant = self._grant(live.id, live.owner) if background else None
-        held = None if background else self._held(live)
-        output = Output(kept, self._directory / live.id if background else None, command, grant, held)
-        running = Running(live, row, output, self._store, self._history)
+        running = Running(
+            live, row, output or self._output(live, command, kept, background), self._store, self._history
+        )
         live.commands[command] = running
 
         def sent() -> None:
@@ -360,6 +376,11 @@ class Commands(Part):
                     self._store.drop_command(live.id, command)
             raise
         return running
+
+    def _output(self, live: Live, command: str, kept: int, background: bool) -> Output:
+        grant = self._grant(live.id, live.owner) if background else None
+        held = None if background else self._held(live)
+        return Output(kept, self._directory / live.id if background else None, command, grant, held)
 
     async def _process(
         self,

@@ -18,16 +18,18 @@ from atoll.core.access.approval_rules import Gate
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
+from atoll.core.files.real_path import real_path
 from atoll.core.loop_turns import LoopTurns
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.guest import ConnectionLost, Download, wire
+from atoll.guest import ConnectionLost, Download, GuestClient, wire
 from atoll.guest.connection import Bytes
 from atoll.model import Request, check_path, unbase64
 
 NAMES = ("path", "src", "dst", "target")
 MAX_ENTRIES = 100_000
 MAX_ANSWER = 32 * 1024 * 1024  # bytes of what the agent told that one answer holds
+MAX_ACCOUNTS = 256 * 1024  # bytes of /etc/passwd and of /etc/group that are looked at
 PART = 256  # entries that are looked at before others have their turn
 LONG = 24 * 3600.0  # a walk of a large tree takes its time; the caller can go away
 NUMBERS = ("size", "mode", "uid", "gid", "mtime", "ino", "nlink", "line", "offset", "replacements", "bytes", "inodes",
@@ -139,6 +141,33 @@ class Files(Part):
                 self._record(live, "file_read", path)
                 yield clean(stat) if isinstance(stat, dict) else {}, download
 
+    @verb("files.accounts")
+    async def accounts(self, who: Principal, ref: str) -> Entry:
+        """Return the users and groups that the sandbox itself knows: `{"users": [...], "groups": [...]}`."""
+        live = await self._sandboxes.wake(who, ref)
+        with live.use() as client:
+            passwd, group = await _text(client, "/etc/passwd"), await _text(client, "/etc/group")
+        users = [
+            {"name": fields[0], "uid": int(fields[2]), "gid": int(fields[3]), "home": fields[5]}
+            for line in passwd.splitlines()
+            if len(fields := line.split(":")) == 7 and _is_id(fields[2]) and _is_id(fields[3])
+        ]
+        groups = [
+            {"name": fields[0], "gid": int(fields[2])}
+            for line in group.splitlines()
+            if len(fields := line.split(":")) == 4 and _is_id(fields[2])
+        ]
+        return {"users": users, "groups": groups}
+
+    @verb("files.resolve")
+    async def resolve(self, who: Principal, ref: str, path: str) -> str:
+        """Return where a path leads, without links."""
+        checked = _path(path)
+        live = await self._sandboxes.wake(who, ref)
+        with live.use() as client:
+            found = await real_path(client, checked if isinstance(checked, bytes) else checked.encode())
+        return found.decode("utf-8", "surrogateescape")
+
     @verb("files.tar_out")
     @asynccontextmanager
     async def tar_out(
@@ -207,6 +236,24 @@ class Files(Part):
                 raise client.over or errors.Unavailable(f"the watch was cut: {lost}") from None
             finally:
                 stream.cancel()
+
+
+async def _text(client: GuestClient, path: str) -> str:
+    """Return a small file of the sandbox as text; what is missing or not readable is empty."""
+    pieces = []
+    try:
+        async with await client.download("read", path=path, limit=MAX_ACCOUNTS) as download:
+            async for piece in download:
+                pieces.append(bytes(piece))
+    except (errors.FileError, errors.FileNotFound):
+        return ""
+    except ConnectionLost as lost:
+        raise client.over or errors.Unavailable(str(lost)) from None
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 10
 
 
 def _told(op: str, found: list[Any]) -> Entry:

@@ -23,6 +23,7 @@ from atoll.core.tasks import Tasks
 
 log = logging.getLogger("atoll.sandboxes")
 
+NEVER_MS = 10 * 365 * 86400 * 1000
 REMOVE_AGAIN = (1.0, 10.0, 60.0)  # seconds; after that it is the next daemon's sweep that finds it
 
 
@@ -179,10 +180,37 @@ class Lifecycle:
         if row is None or row["state"] == "ended" or (row["state"] == "stopped" and kind != "expired"):
             return
         live = self.live.get((row["owner"], sandbox))
-        if live is not None and (live.spec.persistent or kind == "oom") and kind != "expired":
+        if live is not None and kind == "expired" and live.state == "running" and live.spec.at_expiry != "destroy":
+            await self._outlive(live, detail)
+        elif live is not None and (live.spec.persistent or kind == "oom") and kind != "expired":
             await self.rest(live, kind, detail, "atoll")
         else:
             await self.end(sandbox, kind, detail, "atoll")
+
+    async def _outlive(self, live: Live, detail: str) -> None:
+        """Pause or stop a sandbox whose lifetime is over and which asked for that. It has no end any more."""
+        self.store.update_sandbox(live.id, expires_at=None)
+        live.expires_at = None
+        if live.spec.at_expiry == "stop":
+            await self.rest(live, "expired", detail, "atoll")
+            return
+        await live.client.request("configure", deadline_ms=NEVER_MS)
+        await self.freeze(live, "atoll")
+
+    async def freeze(self, live: Live, by: str) -> None:
+        """Freeze everything in it; memory stays. Nothing is done to one that is frozen."""
+        async with live.changing:
+            if live.state == "paused":
+                return
+            if live.state != "running":
+                raise errors.FailedPrecondition(f"the sandbox is {live.state}, not running")
+            self.set_state(live, "paused")
+            try:
+                await self.tasks.whole(live.box.freeze())
+            except errors.Unsupported:
+                self.set_state(live, "running")
+                raise
+            self.history.record(live.id, live.owner, "paused", by=by)
 
     async def leave(self, row: SandboxRow, box: dict[str, Any] | None) -> None:
         """Put a stopped sandbox that was only visited back to rest."""

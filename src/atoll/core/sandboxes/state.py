@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 REMEMBERED = 32
 REMEMBERED_BYTES = 8 * 1024 * 1024
 REMEMBERED_REFUSALS = 256
-UNCOUNTED = ("pty", "opens", "shell")  # in the record of a command: a terminal, a session, a command of a session
+UNCOUNTED = (
+    "pty",
+    "opens",
+    "shell",
+    "spawned",
+)  # in the record of a command: what is not one of the few in the background
 
 FIRST_LOOK_PAUSE = 1.0
 

@@ -28,7 +28,7 @@ from atoll.core.commands.history import History
 from atoll.core.policy import profiles
 from atoll.core.policy.images import WATCHER, Images
 from atoll.core.policy.network import Network
-from atoll.core.sandboxes.lifecycle import Lifecycle
+from atoll.core.sandboxes.lifecycle import NEVER_MS, Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
 from atoll.core.sandboxes.state import Live
 from atoll.core.store import rows
@@ -40,7 +40,6 @@ from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
 
 STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "stopped": ("stopped",),
           "paused": ("paused",), "ended": ("ended",)}  # fmt: skip
-NEVER_MS = 10 * 365 * 86400 * 1000
 
 
 Made = TypeVar("Made")
@@ -174,16 +173,7 @@ class Sandboxes(Part, Lifecycle):
     async def pause(self, who: Principal, ref: str) -> SandboxInfo:
         """Freeze everything in it; memory stays."""
         live = self._living(self.known(who, ref))
-        async with live.changing:
-            if live.state != "paused":
-                _needs(live, "running")
-                self.set_state(live, "paused")
-                try:
-                    await self.tasks.whole(live.box.freeze())
-                except errors.Unsupported:
-                    self.set_state(live, "running")
-                    raise
-                self.history.record(live.id, live.owner, "paused", by=who.owner)
+        await self.freeze(live, who.owner)
         return await self.get(who, live.id)
 
     @verb("resume")
