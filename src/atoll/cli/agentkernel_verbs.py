@@ -52,7 +52,13 @@ RUN = Verb(
     passes=1,
 )  # fmt: skip
 
+E2B = (
+    Flag("e2b", "[=ADDRESS]", "E2B's interface instead, on 127.0.0.1:3676, until interrupted", kind="optional"),
+    Flag("domain", "NAME", "with --e2b: the name under which a server in front of this one is reached"),
+)
+
 SERVE = (
+    *E2B,
     Flag("agentkernel", "", "agentkernel's HTTP interface instead, on 127.0.0.1:18888, until interrupted"),
     Flag("host", "ADDRESS", "listen there (default: 127.0.0.1; any other needs AGENTKERNEL_API_KEY)", short="H"),
     Flag("port", "N", "the port (default: 18888; 0: a free one)", kind="int", short="p"),

@@ -27,6 +27,10 @@ def serve(arguments: Arguments) -> int:
         from ..surfaces.agentkernel.cli.serve import serve as serve_agentkernel
 
         return serve_agentkernel(arguments)
+    if arguments.e2b is not None:
+        from ..surfaces.e2b.cli.serve import serve as serve_e2b
+
+        return serve_e2b(arguments)
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
     if spawn.reachable(home):

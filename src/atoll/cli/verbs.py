@@ -265,6 +265,14 @@ OWN = (
         (),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),
     ),
+    Verb(
+        "e2b env", "atoll.surfaces.e2b.cli.serve:env", "[NAME]", "Make a key for E2B's SDKs and print the lines to export.",
+        (
+            Flag("address", "ADDRESS", "where `atoll serve --e2b` listens (default: 127.0.0.1:3676)"),
+            Flag("ttl", "TIME", "30d, 720h, days, or never (default: 30d)", default="30d"),
+        ),
+        ('eval "$(atoll e2b env)"',),
+    ),
     Verb("serve", "service:serve", "", "The daemon in the foreground, with gRPC and TLS on TCP.", (GRPC, *SERVE)),
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
     Verb("daemon prewarm", "service:prewarm", "", "Keep the daemon and wait until its warm sandboxes are ready.",

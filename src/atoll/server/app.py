@@ -14,6 +14,7 @@ from atoll.server.error_boundary import guarded
 from atoll.server.request import Exchange, Receive, Scope, Send, unquote
 from atoll.server.routes import PATHS, ROUTES, Host, Rest, Route
 from atoll.surfaces.agentkernel.http import routes as agentkernel_routes
+from atoll.surfaces.e2b import routes as e2b_routes
 from atoll.surfaces.iii import routes as function_routes
 from atoll.surfaces.mcp import routes as mcp_routes
 from atoll.surfaces.rest import (
@@ -35,7 +36,7 @@ __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
     approvals, audit, commands, daemon, files, history, images, keys, network, sandboxes, shells, workspaces,
-    agentkernel_routes, function_routes, mcp_routes,
+    agentkernel_routes, e2b_routes, function_routes, mcp_routes,
 )  # fmt: skip
 NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
 

@@ -10,11 +10,11 @@ import logging
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 
-from atoll import accounts, errors
+from atoll import accounts, errors, model
 from atoll.accounts import Accounts
 from atoll.core.files.exposures import Exposures, Target
 from atoll.core.files.ports import Ports, Tunnel
@@ -38,7 +38,10 @@ PIECE = 64 * 1024
 _HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate", b"proxy-authorization", b"te")
 )
-_OURS = frozenset((b"x-k8e-expose-session", b"x-forwarded-host", b"x-forwarded-prefix", b"x-forwarded-proto"))
+_OURS = frozenset(
+    (b"x-k8e-expose-session", b"x-forwarded-host", b"x-forwarded-prefix", b"x-forwarded-proto",
+     b"e2b-sandbox-id", b"e2b-sandbox-port", b"e2b-traffic-access-token")
+)  # fmt: skip
 # Answers that act on all of an origin: a worker for every path would see other sandboxes' addresses and answer for them.
 _WHOLE_ORIGIN = frozenset((b"service-worker-allowed", b"clear-site-data"))
 
@@ -49,9 +52,28 @@ Headers = list[tuple[bytes, bytes]]
 class Refused(Exception):
     """An answer of our own instead of the sandbox's."""
 
-    def __init__(self, status: int, text: str, headers: Headers | None = None) -> None:
+    def __init__(self, status: int, text: str, headers: Headers | None = None, json: Any = None) -> None:
         super().__init__(text)
-        self.status, self.text, self.headers = status, text, headers or []
+        self.status, self.text, self.headers, self.json = status, text, headers or [], json
+
+    def content(self) -> tuple[bytes, bytes]:
+        """Return the content type and the body."""
+        if self.json is not None:
+            return b"application/json", model.encode(self.json)
+        return b"text/plain; charset=utf-8", (self.text + "\n").encode()
+
+
+class Router(Protocol):
+    """Who decides where the requests of a connection lead."""
+
+    @property
+    def ports(self) -> Ports: ...
+
+    def knows(self, task: Any) -> bool: ...  # whether this connection has led somewhere already
+
+    async def route(self, task: Any, request: h11.Request) -> tuple[Target, str, bytes]: ...  # or Refused
+
+    def explain(self, error: Exception) -> Refused: ...  # what is said when the sandbox does not answer
 
 
 class ExposedPorts:
@@ -113,7 +135,7 @@ class ExposedPorts:
             writer.transport.abort()
             return
         try:
-            while await _Exchange(self, task, reader, writer).run():
+            while await ProxiedRequest(self, task, reader, writer).run():
                 self._connections[task] = None
         except (OSError, h11.RemoteProtocolError, asyncio.IncompleteReadError, TimeoutError) as error:
             log.debug("an exposed connection ended: %s", error)
@@ -174,7 +196,12 @@ class ExposedPorts:
             self._guests[task] = fresh
         self._connections[task] = target
 
-    def route(self, task: "asyncio.Task[None]", request: h11.Request) -> tuple[Target, str, bytes]:
+    def explain(self, error: Exception) -> Refused:
+        text = error.message if isinstance(error, errors.AtollError) else "the sandbox did not answer in HTTP"
+        gone = isinstance(error, errors.SandboxGone | errors.FailedPrecondition)
+        return Refused(503 if gone else 502, text)
+
+    async def route(self, task: "asyncio.Task[None]", request: h11.Request) -> tuple[Target, str, bytes]:
         """Whose request it is, the prefix that was taken off, and the path the sandbox sees."""
         host = next((value for name, value in request.headers if name == b"host"), b"").decode("latin-1").lower()
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
@@ -202,11 +229,11 @@ class ExposedPorts:
         return self._ports
 
 
-class _Exchange:
+class ProxiedRequest:
     """One request and its answer."""
 
     def __init__(
-        self, door: ExposedPorts, task: "asyncio.Task[None]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, door: Router, task: "asyncio.Task[Any]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._door = door
         self._task = task
@@ -230,7 +257,7 @@ class _Exchange:
                 request = await _next(self._outside, self._read)
             if not isinstance(request, h11.Request):
                 return False
-            target, prefix, path = self._door.route(self._task, request)
+            target, prefix, path = await self._door.route(self._task, request)
             await self._forward(request, target, prefix, path)
         except Refused as refused:
             await self._refuse(refused)
@@ -239,9 +266,7 @@ class _Exchange:
             await self._refuse(Refused(400, "this is not HTTP/1.1"))
             return False
         except (errors.AtollError, h11.LocalProtocolError, BrokenPipeError) as error:
-            text = error.message if isinstance(error, errors.AtollError) else "the sandbox did not answer in HTTP"
-            gone = isinstance(error, errors.SandboxGone | errors.FailedPrecondition)
-            await self._refuse(Refused(503 if gone else 502, text))
+            await self._refuse(self._door.explain(error))
             return False
         return self._reusable()
 
@@ -344,8 +369,8 @@ class _Exchange:
 
     async def _refuse(self, refused: Refused) -> None:
         """Our own words, if nothing of the sandbox's has been said yet; then the connection ends."""
-        body = (refused.text + "\n").encode()
-        headers: Headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+        kind, body = refused.content()
+        headers: Headers = [(b"content-type", kind), (b"connection", b"close")]
         headers += [(b"content-length", str(len(body)).encode()), *refused.headers]
         with suppress(h11.LocalProtocolError, OSError):
             await self._write(self._outside.send(h11.Response(status_code=refused.status, headers=headers)))

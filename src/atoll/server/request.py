@@ -159,11 +159,12 @@ class Exchange:
 
     # Answered
 
-    async def answer(self, value: Any, status: int = 200) -> None:
+    async def answer(self, value: Any, status: int = 200, more: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+        """Send JSON. `more` are headers besides its own."""
         body = model.encode(value)
         if (joint := self.scope["state"].get("joint")) is not None and len(body) <= JOINED:
             joint.hold()
-        await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode())])
+        await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode()), *more])
         await self._send({"type": "http.response.body", "body": body})
 
     async def answer_list(self, value: dict[str, Any], key: str) -> None:

@@ -6,7 +6,7 @@ Each connection comes with the user that owns its other end, where that is a pro
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 from uvicorn.server import ServerState
@@ -29,7 +29,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class _OwnedProtocol(BoundedPace):
+class OwnedProtocol(BoundedPace):
     """uvicorn's protocol, which asks for the owner of its peer while the connection is fresh."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -43,10 +43,13 @@ class _OwnedProtocol(BoundedPace):
 
 
 class Door:
-    """A TCP listener for an app."""
+    """A TCP listener for an app. `protocol` makes what serves one connection."""
 
-    def __init__(self, app: Any) -> None:
-        self._config = settings(app, _OwnedProtocol, KEEP_ALIVE, ws="none")
+    def __init__(
+        self, app: Any, protocol: Callable[..., OwnedProtocol] = OwnedProtocol, keep_alive: int = KEEP_ALIVE
+    ) -> None:
+        self._protocol = protocol
+        self._config = settings(app, OwnedProtocol, keep_alive, ws="none")
         self._state = ServerState()
         self._server: asyncio.Server | None = None
 
@@ -59,7 +62,7 @@ class Door:
             raise errors.Unavailable(f"cannot listen on {host}:{port}: {failure.strerror or failure}") from None
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _OwnedProtocol(self._config, self._state, {}), sock=listener)
+        self._server = await loop.create_server(lambda: self._protocol(self._config, self._state, {}), sock=listener)
         bound: int = listener.getsockname()[1]
         return bound
 

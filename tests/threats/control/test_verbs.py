@@ -20,7 +20,12 @@ ME = local(os.geteuid(), os.getegid())
 NEVER = {"env", "content", "value", "text", "answer", "stdin", "stdin_b64", "secrets", "secret", "source", "data"}
 OF_THE_DAEMON = {"daemon.stop", "daemon.pin"}  # its process is around core, not in it
 HELPERS = {"create_watched", "set", "visit", "require"}  # each goes through a verb, or is for other verbs
-OPENED = {"/v1/mcp/http", "/v1/functions/open", "/v1/agentkernel"}  # a listener for as long as the request lasts
+OPENED = {
+    "/v1/mcp/http",
+    "/v1/functions/open",
+    "/v1/agentkernel",
+    "/v1/e2b",
+}  # a listener for as long as the request lasts
 
 
 def parts(core: Core) -> list[Part]:

@@ -23,7 +23,7 @@ class Notes(Part):
     @verb("notes.get")
     async def get(self, who: Principal, ref: str, surface: str) -> Noted:
         """Return what this surface has noted; empty when nothing."""
-        noted: Noted = (self._sandboxes.known(who, ref)["record"].get("notes") or {}).get(surface) or {}
+        noted = self._sandboxes.known(who, ref)["record"].get("notes", {}).get(surface, {})
         return noted
 
     @verb("notes.change")
@@ -35,5 +35,5 @@ class Notes(Part):
         row = self._store.sandbox(sandbox)
         if row is None or row["state"] in ("ending", "ended"):
             raise errors.FailedPrecondition("the sandbox has ended")
-        notes = {**(row["record"].get("notes") or {}), surface: noted}
+        notes = {**row["record"].get("notes", {}), surface: noted}
         self._store.update_sandbox(sandbox, record={**row["record"], "notes": notes})

@@ -23,6 +23,7 @@ class SandboxRecord(TypedDict, total=False):
     box: Fields  # the backend's own record
     link: Fields  # of a box of version 0.1, which kept it here
     exposed: dict[str, Fields]  # by port
+    notes: dict[str, Fields]  # by surface
     left_s: float | None  # of the lifetime, while it is stopped
     kept_bytes: int  # of its disk, while it is stopped
 

@@ -1,0 +1,75 @@
+"""`atoll serve --e2b` and `atoll e2b env`."""
+
+from __future__ import annotations
+
+import os
+
+from atoll.cli.output import OWN_FAILURE, say, tell
+from atoll.cli.session import open_link
+from atoll.client import calls
+from atoll.client.calls import Call
+from atoll.client.codec import dumps
+from atoll.client.http import FRAMES
+from atoll.client.results import Event
+from atoll.errors import InvalidArgument
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from atoll.cli.grammar import Arguments
+
+HOST, PORT = "127.0.0.1", 3676
+
+
+def serve(arguments: Arguments) -> int:
+    """Open the door for as long as this process runs."""
+    host, port = address(arguments.e2b)
+    host, port = arguments.host or host, port if arguments.port is None else arguments.port
+    fields: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "domain": arguments.domain,
+        "runtime": os.environ.get("ATOLL_RUNTIME") or "auto",
+    }
+    headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
+    call = Call("POST", "/v1/e2b", dumps(fields).encode("ascii"), headers, timeout=None)
+    exchange = open_link(arguments).open(call)
+    exchange.raise_for_status()
+    for value in exchange.frames():
+        if isinstance(value, Event) and "listening" in value.data:
+            at = value.data["listening"]
+            shown = f"[{at['host']}]" if ":" in at["host"] else at["host"]
+            say(f"Listening on http://{shown}:{at['port']}; for the lines to export: atoll e2b env")
+    return OWN_FAILURE
+
+
+def address(text: str | bool | None) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`, `HOST`, `PORT` or nothing."""
+    if not isinstance(text, str) or not text:
+        return HOST, PORT
+    if text.isdigit():
+        return HOST, _port(text)
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        return text.strip("[]"), PORT
+    return host.strip("[]"), _port(port)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65535):
+        raise InvalidArgument(f"{text!r:.40} is no port", hint="--e2b 127.0.0.1:3676")
+    return int(text)
+
+
+def env(arguments: Arguments) -> int:
+    """Make a key, and print what the SDKs read from the environment."""
+    host, port = address(arguments.address)
+    name = arguments.rest[0] if arguments.rest else "e2b"
+    made = open_link(arguments).call(calls.post("/v1/keys", {"name": name, "ttl": arguments.ttl}))
+    shown = f"[{host}]" if ":" in host else host
+    tell(f"export E2B_API_KEY={made['e2b_key']}")
+    tell(f"export E2B_API_URL=http://{shown}:{port}")
+    tell(f"export E2B_SANDBOX_URL=http://{shown}:{port}")
+    tell(f"export E2B_DOMAIN=localhost:{port}")
+    return 0
