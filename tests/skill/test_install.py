@@ -102,6 +102,24 @@ def test_toml_keeps_every_other_line(place: Any, write: Callable[..., Path]) -> 
     assert path.read_text().strip() == before.strip()
 
 
+@pytest.mark.parametrize(
+    "before",
+    [
+        'mcp_servers = {other = {command = "y"}}  # inline\n',
+        'mcp_servers.k8e-sandbox.url = "old"\nmodel = "x"\n',
+        '[mcp_servers.a]\nq = 1\n[p]\nx = 1\n[mcp_servers.k8e-sandbox]\nurl = "old"\n[mcp_servers.b]\nq = 2\n',
+    ],
+)
+def test_toml_is_changed_in_whatever_form_it_is_written(place: Any, write: Callable[..., Path], before: str) -> None:
+    path = write("home/.codex/config.toml", before)
+    place("skill", "install", "codex", K8E_SANDBOX_MCP_ADDR=":9")
+    assert tomllib.loads(path.read_text())["mcp_servers"]["k8e-sandbox"] == {"url": "http://127.0.0.1:9/mcp"}
+    place("skill", "uninstall", "codex")
+    left, meant = tomllib.loads(path.read_text()), tomllib.loads(before)
+    meant["mcp_servers"].pop("k8e-sandbox", None)
+    assert left == {key: value for key, value in meant.items() if value}
+
+
 def test_dry_run_changes_nothing(place: Any, write: Callable[..., Path]) -> None:
     write("home/.claude.json", COMMENTED)
     before = place.snapshot()
