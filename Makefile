@@ -52,7 +52,7 @@ $(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launch
 
 lint: setup ## ruff, mypy --strict, who may import whom, clippy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
-	@$(PY) scripts/unasync.py --check
+	@$(PY) scripts/unasync.py --check && $(PY) scripts/draw_architecture.py --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
