@@ -75,7 +75,7 @@ async def look(box: Box) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-async def test_a_claim_equals_a_cold_start(place: Place, case: int) -> None:
+async def test_BK09_a_claim_equals_a_cold_start(place: Place, case: int) -> None:
     """The warm one is made for another caller first, whose wishes must not show."""
     if not place.backend.warmth()["floor"]:
         pytest.skip("has no warm sandboxes")
@@ -94,7 +94,7 @@ async def test_a_claim_equals_a_cold_start(place: Place, case: int) -> None:
     assert await look(await place.create(replace(wanted, id=reserved))) == cold
 
 
-async def test_what_a_started_sandbox_cannot_take_on_is_made_cold(place: Place) -> None:
+async def test_BK09_what_a_started_sandbox_cannot_take_on_is_made_cold(place: Place) -> None:
     if not place.backend.warmth()["floor"]:
         pytest.skip("has no warm sandboxes")
     backend, spec = place.backend, place.spec()

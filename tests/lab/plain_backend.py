@@ -93,17 +93,23 @@ class PlainBox:
             return False
         return stat[0] != "Z" and stat[19] == self.record["started"]
 
+    def _need_alive(self) -> None:
+        if not self._alive():
+            raise errors.SandboxGone(f"sandbox {self.id} has ended")
+
     async def freeze(self) -> None:
+        self._need_alive()
         os.kill(self.record["pid"], signal.SIGSTOP)
 
     async def thaw(self) -> None:
+        self._need_alive()
         os.kill(self.record["pid"], signal.SIGCONT)
 
     async def usage(self) -> Usage:
         return Usage(None, None, None, None, None, None, None)
 
     async def update_limits(self, limits: Limits) -> None:
-        return None
+        self._need_alive()
 
     async def set_policy(self, policy: Policy) -> None:
         raise errors.FailedPrecondition("this sandbox was made without a network")
@@ -141,6 +147,8 @@ class PlainBackend:
             raise errors.Unsupported("a plain process has no network, no mounts and no workspace of its own")
         if spec.image.name not in ("", "host"):
             raise errors.NotFound(f"no image {spec.image.name!r}", hint="there is only host")
+        if spec.id in self.boxes:
+            raise errors.AlreadyExists(f"sandbox {spec.id} is there already")
         try:
             box = await self._create(spec)
             await box.client.connection()
