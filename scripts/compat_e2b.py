@@ -24,8 +24,8 @@ METHODS = {
         ("pause", "pause", "memory stays in the machine; `keep_memory=False` keeps the disk alone"),
         ("update_network", "updateNetwork", "names only, or nothing"), ("kill", "kill", ""), ("get_host", "getHost", ""),
         ("download_url", "downloadUrl", ""), ("upload_url", "uploadUrl", ""), ("fork", "fork", "501"),
-        ("create_snapshot", "createSnapshot", "501"), ("list_snapshots", "listSnapshots", "always empty"),
-        ("delete_snapshot", "", "always False"),
+        ("create_snapshot", "createSnapshot", "of files; 501 with memory"), ("list_snapshots", "listSnapshots", ""),
+        ("delete_snapshot", "", ""),
     ],
     "commands": [
         ("run", "run", ""), ("list", "list", ""), ("connect", "connect", ""), ("kill", "kill", ""),
@@ -55,7 +55,8 @@ tests, which run on `container` and `gvisor`.
 - Without a `network` a sandbox reaches the operator's list of hosts, not all of the internet.
 - `pause()` freezes: memory stays in the machine and does not survive its reboot.
 - There is no `sudo` inside; `user="root"` runs as root.
-- Metadata of files is refused. Forks, snapshots, template builds, volumes and secrets are 501.
+- Snapshots hold files (`mode="filesystem"`); with memory they are 501, as are forks, template builds, volumes and secrets.
+- Metadata of files is refused.
 
 | method | Python | asynchronous | JavaScript | differs |
 |---|---|---|---|---|

@@ -150,14 +150,40 @@ def test_keys_are_checked(door: Door, box: Any) -> None:
         Sandbox.create(**{**door.options, "api_key": "e2b_" + "f" * 64})
 
 
+def test_snapshots_of_files(door: Door) -> None:
+    box = Sandbox.create(timeout=120, **door.options)
+    name = f"kept-{time.time_ns()}"
+    try:
+        box.files.write("notes/one", "first")
+        box.files.write("/opt/two", "second", user="root")
+        made = box.create_snapshot(name, mode="filesystem")
+        assert made.snapshot_id == f"{name}:default"
+        assert [one.snapshot_id for one in box.list_snapshots().next_items()] == [made.snapshot_id]
+        copy = Sandbox.create(made.snapshot_id, timeout=120, **door.options)
+        try:
+            assert copy.sandbox_id != box.sandbox_id and copy._envd_access_token != box._envd_access_token
+            assert copy.files.read("notes/one") == "first" and copy.files.read("/opt/two") == "second"
+            assert copy.files.get_info("notes/one").owner == "user"
+        finally:
+            copy.kill()
+        other = {**door.options, "api_key": new_key(door.lab)}
+        assert Sandbox.delete_snapshot(made.snapshot_id, **other) is False, "another's is not there"
+        with pytest.raises(SandboxException) as refused:
+            Sandbox.create(made.snapshot_id, **other)
+        assert refused.value.status_code == 404
+        assert Sandbox.delete_snapshot(made.snapshot_id, **door.options) is True
+        assert Sandbox.delete_snapshot(made.snapshot_id, **door.options) is False
+        with pytest.raises(SandboxException) as refused:
+            box.create_snapshot()
+        assert refused.value.status_code == 501, "memory is not kept, and nobody is told it is"
+    finally:
+        box.kill()
+
+
 def test_what_is_not_here_says_so(door: Door, box: Any) -> None:
-    with pytest.raises(SandboxException) as refused:
-        box.create_snapshot()
-    assert refused.value.status_code == 501
     with pytest.raises(SandboxException) as refused:
         box.fork()
     assert refused.value.status_code == 501
-    assert box.list_snapshots().next_items() == [] and Sandbox.delete_snapshot("none", **door.options) is False
     with pytest.raises(SandboxException) as refused:
         Sandbox.create("no-such-template", **door.options)
     assert refused.value.status_code == 404

@@ -6,7 +6,7 @@ from atoll.core.access.credentials import Peer
 from atoll.core.access.ratelimit import Rate
 from atoll.server.error_boundary import guarded
 from atoll.server.request import Exchange, Receive, Scope, Send, unquote
-from atoll.surfaces.e2b.control import lists, network, observed, refused, sandboxes  # noqa: F401  # their routes
+from atoll.surfaces.e2b.control import lists, network, observed, refused, sandboxes, snapshots  # noqa: F401  # their routes
 from atoll.surfaces.e2b.control.table import find
 from atoll.surfaces.e2b.envd import app as envd
 from atoll.surfaces.e2b.replies import WireError, fail, nothing, query_of

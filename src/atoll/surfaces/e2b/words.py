@@ -88,6 +88,11 @@ class Pause(_Body, kw_only=True):
     requireHealthyGuest: bool | None = None
 
 
+class Snapshot(_Body, kw_only=True):
+    name: str | None = None
+    memory: bool | None = None
+
+
 def seconds(timeout: int | None, unsaid: int) -> int:
     """Return how long a sandbox is to live, or InvalidArgument."""
     wanted = unsaid if timeout is None else timeout

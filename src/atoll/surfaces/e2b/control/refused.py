@@ -2,26 +2,14 @@
 
 from atoll.server.request import Exchange
 from atoll.surfaces.e2b.control.table import known, route
-from atoll.surfaces.e2b.replies import WireError, query_of
+from atoll.surfaces.e2b.replies import WireError
 from atoll.surfaces.e2b.served import Served
 
 
 @route("POST", "sandboxes/*/fork")
-@route("POST", "sandboxes/*/snapshots")
-async def no_copies(app: Served, exchange: Exchange) -> None:
+async def no_forks(app: Served, exchange: Exchange) -> None:
     await known(app, exchange)
-    raise WireError(501, "this server cannot copy a running sandbox yet")
-
-
-@route("GET", "snapshots")
-async def no_snapshots(app: Served, exchange: Exchange) -> None:
-    query_of(exchange)
-    await exchange.answer([])
-
-
-@route("DELETE", "templates/*")
-async def no_such_template(app: Served, exchange: Exchange) -> None:
-    raise WireError(404, "no template of yours has this name")
+    raise WireError(501, "this server cannot copy what runs in a sandbox yet")
 
 
 async def _not_here(app: Served, exchange: Exchange) -> None:

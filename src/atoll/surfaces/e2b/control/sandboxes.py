@@ -13,6 +13,7 @@ from atoll.model import CreateSandbox, Extend, SandboxInfo
 from atoll.server.request import Exchange
 from atoll.surfaces.e2b import words
 from atoll.surfaces.e2b.control.network import NOTES, hosts_of
+from atoll.surfaces.e2b.control.snapshots import name_of
 from atoll.surfaces.e2b.control.table import body_of, known, route
 from atoll.surfaces.e2b.replies import WireError, nothing
 from atoll.surfaces.e2b.served import Served, unknown
@@ -45,11 +46,19 @@ async def create_before(app: Served, exchange: Exchange) -> None:
 
 
 async def _create(app: Served, exchange: Exchange, asked: words.NewSandbox, unsaid: int, key: str) -> None:
-    spec = await new_spec(app, exchange, asked, unsaid)
+    spec = new_spec(app, asked, unsaid)
     if key:
         spec.request_id = hashlib.sha256(f"e2b {key}".encode()).hexdigest()
+    snapshot = await _snapshot_of(app, exchange, asked.templateID)
+    if snapshot is not None and key:
+        raise errors.InvalidArgument("an idempotency key and a snapshot cannot be used together")
+    work = (
+        app.core.sandboxes.create(exchange.who, spec)
+        if snapshot is None
+        else app.core.snapshots.restore(exchange.who, snapshot, spec)
+    )
     try:
-        info = await exchange.while_connected(app.core.sandboxes.create(exchange.who, spec))
+        info = await exchange.while_connected(work)
     except errors.AlreadyExists:
         raise WireError(
             422, "this idempotency key was used with another request", "idempotency_request_mismatch"
@@ -57,7 +66,7 @@ async def _create(app: Served, exchange: Exchange, asked: words.NewSandbox, unsa
     await exchange.answer(sandbox(app, info), 201)
 
 
-async def new_spec(app: Served, exchange: Exchange, asked: words.NewSandbox, unsaid: int) -> CreateSandbox:
+def new_spec(app: Served, asked: words.NewSandbox, unsaid: int) -> CreateSandbox:
     """Return what core is asked for. What this server cannot honour is InvalidArgument, never ignored."""
     for name in ("iam", "mcp", "volumeMounts"):
         if getattr(asked, name):
@@ -80,11 +89,8 @@ async def new_spec(app: Served, exchange: Exchange, asked: words.NewSandbox, uns
     if resumes:
         labels[words.AUTO_RESUME] = "yes"
     at_expiry = ("pause" if asked.autoPauseMemory is not False else "stop") if asked.autoPause else "destroy"
-    image = image_of(asked.templateID)
-    if image != BASE_IMAGE:
-        await _check_image(app, image)
     fields = {
-        "image": image,
+        "image": image_of(app, asked.templateID) or BASE_IMAGE,
         "runtime": app.settings.runtime,
         "lifetime_s": words.seconds(asked.timeout, unsaid),
         "idle_timeout_s": NEVER_IDLE,
@@ -96,19 +102,27 @@ async def new_spec(app: Served, exchange: Exchange, asked: words.NewSandbox, uns
     return model.convert(CreateSandbox, fields)
 
 
-def image_of(template: str) -> str:
-    """Return the image that a template's name means."""
+def image_of(app: Served, template: str) -> str | None:
+    """Return the image that a template's name means; None when it means none."""
     found = _NAME.match(template)
     if found is None:
-        raise errors.NotFound(f"template {template!r:.80} was not found")
-    return BASE_IMAGE if found[1] == BASE else found[1]
-
-
-async def _check_image(app: Served, image: str) -> None:
+        return None
+    if found[1] == BASE:
+        return BASE_IMAGE
     from atoll.images import Catalog
 
-    if Catalog.load(app.core.config.images.get("custom")).get(image) is None:
-        raise errors.NotFound(f"template {image!r:.80} was not found")
+    image = Catalog.load(app.core.config.images.get("custom")).get(found[1])
+    return image.name if image is not None else None
+
+
+async def _snapshot_of(app: Served, exchange: Exchange, template: str) -> str | None:
+    """Return the caller's snapshot that a template's name means; None for an image, NotFound for neither."""
+    if image_of(app, template) is not None:
+        return None
+    name = name_of(template)
+    if not any(one.name == name and one.full for one in await app.core.snapshots.list(exchange.who)):
+        raise errors.NotFound(f"template {template!r:.80} was not found")
+    return name
 
 
 def sandbox(app: Served, info: SandboxInfo) -> dict[str, Any]:
@@ -235,9 +249,7 @@ async def connect(app: Served, exchange: Exchange) -> None:
 @route("GET", "templates/aliases/*")
 async def template_alias(app: Served, exchange: Exchange) -> None:
     name = exchange.parts[2]
-    image = image_of(name)
-    if image != BASE_IMAGE:
-        await _check_image(app, image)
     if not may(exchange.who, "use"):
         raise errors.PermissionDenied("this key does not have the scope 'use'")
-    await exchange.answer({"templateID": name, "public": True})
+    snapshot = await _snapshot_of(app, exchange, name)
+    await exchange.answer({"templateID": name, "public": snapshot is None})

@@ -28,6 +28,14 @@ class Call:
         """Return the user that the call names."""
         return await self.app.people.find(self.who, self.sandbox, _user(self.exchange.header(b"authorization")))
 
+    async def starter(self) -> Person:
+        """Return the user that a process is started as."""
+        live = self.app.live(self.who.owner, self.sandbox)
+        image = live.spec.image if live is not None else ""
+        return await self.app.people.starter(
+            self.who, self.sandbox, _user(self.exchange.header(b"authorization")), image
+        )
+
     async def people(self) -> People:
         return await self.app.people.of(self.who, self.sandbox)
 

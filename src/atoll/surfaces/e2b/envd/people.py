@@ -10,6 +10,7 @@ from atoll.core.access.principals import Principal
 
 USUAL = "user"
 ROOT = "root"
+HOST = "host"  # the image whose usual user is known without a look
 FRESH = 5.0  # seconds for which what was read counts; a name that is not there is looked for anew at once
 REMEMBERED = 1000
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}\Z")
@@ -61,6 +62,12 @@ class PeopleCache:
         if name not in people.users:
             raise errors.Unauthenticated(f"no user named {name!r:.80} in the sandbox")
         return people.users[name]
+
+    async def starter(self, who: Principal, sandbox: str, name: str, image: str) -> Person:
+        """Return whom a process is started as. The agent looks the name up itself, so that a guess at the home is enough."""
+        if not name and image == HOST:
+            return Person(USUAL, 1000, 1000, f"/home/{USUAL}")
+        return await self.find(who, sandbox, name)
 
     async def _look(self, who: Principal, sandbox: str) -> People:
         told = await self._core.files.accounts(who, sandbox)

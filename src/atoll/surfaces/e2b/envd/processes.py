@@ -31,7 +31,7 @@ async def start(call: Call, asked: Fields) -> AsyncIterator[Json]:
     process = asked.child("process")
     if process is None:
         raise RpcError("invalid_argument", "process is missing")
-    person = await call.person()
+    person = await call.starter()
     pty = asked.child("pty")
     takes = TERMINAL if pty is not None else PIPE if asked.flag("stdin", True) else NONE
     argv = [process.text("cmd"), *process.texts("args")]
