@@ -73,6 +73,7 @@ def test_other_routes_that_are_wrong(door: Door, box: Any) -> None:
             door, 404, method, path.replace(ref, "b" * 20), body, key=other
         ).replace("b" * 20, ref), "another's sandbox looks like one that is not there"
     for query in (
+        "&".join(f"a{n}=1" for n in range(200)),
         "order=up",
         "limit=0",
         "limit=101",
@@ -118,7 +119,7 @@ def test_unary_calls_that_are_wrong(door: Door, box: Any) -> None:
         (f"{FILES}/Stat", {"path": 3}, "invalid_argument"), (f"{FILES}/Stat", {"path": "a\0b"}, "invalid_argument"),
         (f"{FILES}/Stat", {"path": "/none"}, "not_found"), (f"{FILES}/ListDir", {"path": "/", "depth": "x"}, "invalid_argument"),
         (f"{FILES}/ListDir", {"path": "/", "depth": 10**9}, "invalid_argument"),
-        (f"{FILES}/Stat", {"path": "x" * 5000}, "invalid_argument"),
+        (f"{FILES}/Stat", {"path": "x" * 5000}, "invalid_argument"), (f"{FILES}/Stat", {"path": "\ud800"}, "invalid_argument"),
         (f"{FILES}/GetWatcherEvents", {"watcherId": "none"}, "not_found"), (f"{FILES}/RemoveWatcher", {}, "not_found"),
         (f"{PROCESS}/SendInput", {}, "invalid_argument"), (f"{PROCESS}/SendInput", {"process": {"pid": 99999}}, "not_found"),
         (f"{PROCESS}/SendSignal", {"process": {"tag": "none"}, "signal": 9}, "not_found"),
@@ -148,6 +149,9 @@ def test_streams_that_are_wrong(door: Door, box: Any) -> None:
         (framed({"process": {"cmd": "/bin/sh", "args": "x"}}), "invalid_argument"),
         (framed({"process": {"cmd": "/none"}}), "invalid_argument"),
         (framed({"process": {"cmd": "/bin/sh", "envs": {"a": 1}}}), "invalid_argument"),
+        (framed({"process": {"cmd": "/bin/sh", "args": ["\ud800"]}}), "invalid_argument"),
+        (framed({"process": {"cmd": "/bin/sh", "envs": {"a": "\ud800"}}}), "invalid_argument"),
+        (framed({"process": {"cmd": "/bin/sh", "cwd": "\ud800"}}), "invalid_argument"),
         (framed({"process": {"cmd": "/bin/sh"}, "pty": {"size": {"rows": 0, "cols": 9}}}), "invalid_argument"),
     ):  # fmt: skip
         status, told = rpc(door, box, f"{PROCESS}/Start", body, **STREAM)

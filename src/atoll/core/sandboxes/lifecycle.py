@@ -136,6 +136,8 @@ class Lifecycle:
             values: dict[str, Any] = {"state": "stopped", "last_active": now}
             if live.spec.keep:
                 values["expires_at"] = now + self.keep_s if self.keep_s else None
+            elif kind == "expired":
+                values["expires_at"] = None
 
             def stopped() -> None:
                 before = self.store.sandbox(live.id)
@@ -189,28 +191,33 @@ class Lifecycle:
 
     async def _outlive(self, live: Live, detail: str) -> None:
         """Pause or stop a sandbox whose lifetime is over and which asked for that. It has no end any more."""
-        self.store.update_sandbox(live.id, expires_at=None)
-        live.expires_at = None
-        if live.spec.at_expiry == "stop":
-            await self.rest(live, "expired", detail, "atoll")
-            return
-        await live.client.request("configure", deadline_ms=NEVER_MS)
-        await self.freeze(live, "atoll")
+        if live.spec.at_expiry == "pause":
+            try:
+                await live.client.request("configure", deadline_ms=NEVER_MS)
+                return await self.freeze(live, "atoll")
+            except errors.Unsupported as error:
+                log.warning("sandbox %s is stopped because it cannot be paused: %s", live.id, error)
+        await self.rest(live, "expired", detail, "atoll")
 
     async def freeze(self, live: Live, by: str) -> None:
-        """Freeze everything in it; memory stays. Nothing is done to one that is frozen."""
+        """Freeze everything in it; memory stays. One that is to be paused at its end has none while it is frozen."""
         async with live.changing:
             if live.state == "paused":
                 return
             if live.state != "running":
                 raise errors.FailedPrecondition(f"the sandbox is {live.state}, not running")
-            self.set_state(live, "paused")
+            ends = live.expires_at
+            self._set_end(live, "paused", None if live.spec.at_expiry == "pause" else ends)
             try:
                 await self.tasks.whole(live.box.freeze())
             except errors.Unsupported:
-                self.set_state(live, "running")
+                self._set_end(live, "running", ends)
                 raise
             self.history.record(live.id, live.owner, "paused", by=by)
+
+    def _set_end(self, live: Live, state: str, ends: float | None) -> None:
+        self.set_state(live, state, expires_at=ends)
+        live.expires_at = ends
 
     async def leave(self, row: SandboxRow, box: dict[str, Any] | None) -> None:
         """Put a stopped sandbox that was only visited back to rest."""

@@ -15,7 +15,7 @@ from atoll.surfaces.e2b.served import Served
 from atoll.surfaces.e2b.tokens import is_signed
 from atoll.surfaces.e2b.words import TEMPLATE
 
-GUESSES = Rate(30, 1)  # signatures of no sandbox, by address
+LOOKUPS = Rate(200, 50)  # of URLs that name no sandbox, by address: each is compared with all sandboxes
 
 
 class E2b(Served):
@@ -53,9 +53,9 @@ class E2b(Served):
     def _signed_for(self, exchange: Exchange, query: dict[str, str]) -> str:
         """Return the sandbox whose token made the signature of a URL that names none."""
         method = exchange.scope["method"]
+        address = exchange.scope["client"][0] if exchange.scope["client"] else ""
+        self.core.keeper.limiter.take(f"signature {address}", "read", LOOKUPS)
         for live in list(self.core.sandboxes.live.values()):
             if TEMPLATE in live.spec.labels and is_signed(query, method, self.tokens.make("envd", live.id)):
                 return live.id
-        address = exchange.scope["client"][0] if exchange.scope["client"] else ""
-        self.core.keeper.limiter.take(f"signature {address}", "read", GUESSES)
         raise errors.Unauthenticated("the signature is wrong")

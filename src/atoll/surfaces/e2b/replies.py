@@ -46,4 +46,7 @@ def plain(text: str) -> str:
 def query_of(exchange: Exchange) -> dict[str, str]:
     """Return the query's parameters; a space may be `+` or `%20`. Bytes that are not UTF-8 are surrogates."""
     raw = exchange.scope["query_string"].decode("latin-1")
-    return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    try:
+        return dict(parse_qsl(raw, keep_blank_values=True, errors="surrogateescape", max_num_fields=100))
+    except ValueError:
+        raise errors.InvalidArgument("the query has too many parameters") from None

@@ -200,13 +200,17 @@ async def pause(app: Served, exchange: Exchange) -> None:
     if words.state_of(info) == "paused":
         raise WireError(409, "the sandbox is paused already")
     sandboxes = app.core.sandboxes
-    app.watchers.end(info.id)
     await sandboxes.extend(exchange.who, info.id, Extend(lifetime_s=None))  # what is paused has no end
-    if asked.memory is False:
-        app.started.forget(info.id)
-        await sandboxes.stop(exchange.who, info.id)
-    else:
-        await sandboxes.pause(exchange.who, info.id)
+    try:
+        if asked.memory is False:
+            await sandboxes.stop(exchange.who, info.id)
+            app.started.forget(info.id)
+        else:
+            await sandboxes.pause(exchange.who, info.id)
+    except errors.AtollError:
+        left = max(AT_ONCE, (info.expires_at or 0) - time.time())
+        await sandboxes.extend(exchange.who, info.id, Extend(lifetime_s=left))
+        raise
     await nothing(exchange)
 
 

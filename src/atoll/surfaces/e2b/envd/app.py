@@ -87,7 +87,7 @@ async def _unary(call: Call, name: tuple[str, str]) -> None:
             answer = await call.exchange.while_connected(UNARY[name](call, asked))
     except TimeoutError:
         raise RpcError("deadline_exceeded", "the call's time is over") from None
-    await call.exchange.answer(answer)
+    await call.exchange.answer_list(answer, "entries")
 
 
 async def _stream(call: Call, name: tuple[str, str]) -> None:

@@ -1,5 +1,6 @@
 """filesystem.Filesystem: looking at files, moving, removing and watching them."""
 
+import asyncio
 import posixpath
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from atoll.surfaces.e2b.replies import plain
 
 SERVICE = "filesystem.Filesystem"
 DEEPEST = 1000
+TURN = 256  # entries that are shown before others have their turn
 _EVENTS = {
     "create": "EVENT_TYPE_CREATE", "write": "EVENT_TYPE_WRITE", "remove": "EVENT_TYPE_REMOVE",
     "rename": "EVENT_TYPE_RENAME", "chmod": "EVENT_TYPE_CHMOD",
@@ -45,7 +47,9 @@ async def list_directory(call: Call, asked: Fields) -> Json:
         found.append((below.split("/"), one))
     found.sort(key=lambda pair: pair[0])
     shown = []
-    for parts, one in found:
+    for number, (parts, one) in enumerate(found):
+        if number % TURN == 0:
+            await asyncio.sleep(0)  # others have their turn
         try:
             shown.append(await entries.entry(call, posixpath.join(root, *parts), one))
         except errors.FileNotFound:
