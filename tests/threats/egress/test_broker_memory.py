@@ -5,7 +5,9 @@ import socket
 import time
 
 from lab.hellos import body, handshake, hello_for, records, retry_request, sni
-from lab.internet import World, wait_for
+from lab.internet import Inside, World, wait_for
+
+from atoll.egress.limits import Limits
 
 EARLY = b"\x17\x03\x03\x41\x00" + bytes(16640)
 MB = 1 << 20
@@ -92,3 +94,37 @@ def test_slow_receivers_are_bounded(world: World) -> None:
         grown = broker_memory(world) - before
         assert len(servers) == 300
     assert grown < 40 * MB, f"{grown >> 20} MiB"
+
+
+# SECURITY.md states what the broker holds at most with the default limits, whatever sandboxes send.
+STATED = 512 * MB
+AT_REST = 80 * MB  # the program itself, a few sandboxes included
+EACH = 12 * 1024  # of one connection, beside the bytes that are charged
+
+
+def test_the_stated_memory_is_the_sum_of_what_is_capped(world: World) -> None:
+    """Measure what a connection costs the broker in each state; the limits say how many there can be."""
+    limits = Limits()
+    charged = (limits.all_early_mb + limits.all_buffers_mb) * MB
+    assert AT_REST + charged + limits.all_connections * EACH <= STATED
+    world.inet.records["a.example"] = ["203.0.113.10"]
+    count = 200
+    with world.sandbox("a.example", "a.example:5432") as box:
+        address = box.resolve("a.example")
+        assert broker_memory(world) <= AT_REST
+        for port, first in ((443, b"\x16"), (80, b"G"), (5432, b"x")):
+            open_and_close_once(box, address, port, count, first)  # what is kept for later is not counted as theirs
+            before = broker_memory(world)
+            cost = open_and_close_once(box, address, port, count, first) - before
+            assert cost <= count * EACH, f"port {port}: {cost // count} bytes for each connection"
+
+
+def open_and_close_once(box: Inside, address: str, port: int, count: int, first: bytes) -> int:
+    """Have so many connections open at once; the broker's memory meanwhile."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(box.connect(address, port)).sendall(first)
+        wait_for("all are open", lambda: box.counters()["open"] == count)
+        held = broker_memory(box.world)
+    wait_for("their end", lambda: box.counters()["open"] == 0)
+    return held

@@ -1,0 +1,106 @@
+"""The daemon stays under a stated memory, whatever strangers and keys have under way at once.
+
+What is stated is a sum: the program at rest, what strangers may make it hold, and the total of the memory accounts, which is the
+operator's (`[accounts.total] memory_mb`). Here that total is small, so that a flood reaches it quickly.
+"""
+
+import ssl
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from daemon_lab import DaemonProcess, until
+from raw_http2 import RawClient, dial
+from test_daemon_grpc import METHOD, MIB, STRANGERS_MIB, pour
+
+TOTAL_MIB = 96
+OWNER_MIB = 64
+SLACK_MIB = 64  # buffers of TLS and sockets, and what Python keeps beside the bytes that are charged
+
+
+class Small(DaemonProcess):
+    def __init__(self) -> None:
+        caps = f"[accounts.owner]\nmemory_mb = {OWNER_MIB}\n[accounts.total]\nmemory_mb = {TOTAL_MIB}\n"
+        super().__init__(f"{caps}[pool]\nfloor = 0\nceiling = 0\n")
+        self.options = ["--grpc", "127.0.0.1:0"]
+
+    @property
+    def port(self) -> int:
+        return int((self.home / "grpc.endpoint").read_text().split()[0].rpartition(":")[2])
+
+    @property
+    def ca(self) -> str:
+        return (self.home / "tls" / "sandbox-ca.crt").read_text()
+
+    @property
+    def peak(self) -> int:
+        """MiB that were ever resident."""
+        assert self.process is not None
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
+
+    def key(self, name: str) -> str:
+        quotas = {"write_burst": 10**6, "write_rate": 10**6}
+        return str(self.post("/v1/keys", {"name": name, "scopes": ["use"], "quotas": quotas})["key"])
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Small]:
+    made = Small()
+    made.start()
+    until((made.home / "grpc.endpoint").exists, "the port is open")
+    yield made
+    made.close()
+
+
+class HalfRequest:
+    """A REST request over TLS whose body never ends."""
+
+    def __init__(self, daemon: Small, key: str) -> None:
+        context = ssl.create_default_context(cadata=daemon.ca)
+        context.set_alpn_protocols(["http/1.1"])
+        self._sock = context.wrap_socket(dial(daemon.port), server_hostname="localhost")
+        head = f"POST /v1/sandboxes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        self._sock.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {60 * MIB}\r\n\r\n".encode())
+
+    def pour(self, size: int) -> None:
+        self._sock.settimeout(2)
+        block = b" " * 65536
+        with suppress(OSError):
+            for _ in range(size // len(block)):
+                self._sock.sendall(block)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def test_strangers_and_keys_together_stay_below_the_stated_memory(small: Small) -> None:
+    keys = [small.key(f"k{number}") for number in range(4)]
+    before = small.peak
+    with ExitStack() as stack:
+        halves = []
+        for key in keys:
+            for _ in range(3):
+                halves.append(HalfRequest(small, key))
+                stack.callback(halves[-1].close)
+        for half in halves:
+            half.pour(40 * MIB)
+        strangers = [RawClient(small.port, small.ca) for _ in range(8)]
+        callers = [RawClient(small.port, small.ca) for _ in keys]
+        for client in (*strangers, *callers):
+            stack.callback(client.close)
+        pour(strangers, METHOD, 8, 60 * MIB)
+        for client, key in zip(callers, keys, strict=True):
+            pour([client], METHOD, 10, 60 * MIB, key)
+        grown = small.peak - before
+        assert small.get("/v1/accounts")["accounts"]["total"]["memory"] <= TOTAL_MIB * MIB
+        assert grown <= STRANGERS_MIB + TOTAL_MIB + SLACK_MIB, f"{grown} MiB"
+        assert grown > OWNER_MIB // 2, "there was a flood"
+        assert small.get("/v1/health")["ok"]
+    until(lambda: "memory" not in small.get("/v1/accounts")["accounts"].get("total", {}), "all is given back")
