@@ -12,7 +12,7 @@ from lab.raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, fra
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
 from atoll.surfaces.k8e.grpc import doors
-from atoll.surfaces.k8e.grpc.messages import OVERHEAD, Unfinished
+from atoll.surfaces.k8e.grpc.messages import OVERHEAD, Edges, Unfinished
 
 METHOD = "/sandbox.v1.SandboxService/CreateSession"
 HEALTH = "/grpc.health.v1.Health/Check"
@@ -165,6 +165,36 @@ def test_unfinished_messages_of_a_key_are_charged_to_it(served: Served) -> None:
         client.close()
     # A key's audit records are counted until its day is over.
     until(lambda: not _held(served.get("/v1/accounts")["accounts"]), "nothing is held any more")
+
+
+def test_a_key_at_its_cap_is_told_so(served: Served) -> None:
+    """A stock client gets RESOURCE_EXHAUSTED, and what it holds is given back."""
+    channel, stub = served.stub(key := served.key("greedy"))
+    size = KEY_MIB * MIB * 3 // 4
+    try:
+        calls = [
+            stub.WriteFile.future(
+                pb.WriteFileRequest(session_id="none", path="/workspace/x", content="x" * size),
+                metadata=(("authorization", f"Bearer {key}"),),
+                timeout=120,
+            )
+            for _ in range(4)
+        ]
+        codes = [call.code() for call in calls]
+        assert grpc.StatusCode.RESOURCE_EXHAUSTED in codes, codes
+    finally:
+        channel.close()
+    until(lambda: not _held(served.get("/v1/accounts")["accounts"]), "nothing is held any more")
+
+
+@pytest.mark.parametrize("step", [1, 5, 9, 10, 1000])
+def test_another_frame_may_follow_a_whole_one_only(step: int) -> None:
+    first, second = frame(DATA, 0, 1, bytes(20)), frame(4, 0, 0)
+    edges, fed, text = Edges(), 0, first + second
+    for at in range(0, len(text), step):
+        edges.feed(text[at : at + step])
+        fed += len(text[at : at + step])
+        assert edges.whole == (fed in (len(first), len(text)))
 
 
 def test_silent_connections_end(served: Served) -> None:

@@ -31,7 +31,7 @@ from atoll.core.access.principals import Principal
 from atoll.errors import AtollError, Exhausted
 from atoll.server.visits import STRANGER_BYTES, STRANGER_CALLS, UNIX, Visit, Visits, peer_of
 
-from .messages import Unfinished
+from .messages import Edges, Unfinished
 
 __all__ = ["STRANGER_CALLS", "UNIX", "Doors"]
 
@@ -39,6 +39,7 @@ MESSAGE_SECONDS = 60.0  # in which a message under way has to go on
 MESSAGE_BYTES = 64 * 1024  # by at least so much
 HANDSHAKE_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
+GOODBYE_SECONDS = 5.0  # in which a client reads why its calls end
 STALL_SECONDS = 60.0  # for so long an answer over TCP may wait for its reader
 _log = logging.getLogger(__name__)
 
@@ -237,6 +238,8 @@ class _Front(_Half):
         self._visit: Visit | None = None
         self._held: accounts.Lease | None = None  # what came of messages that are not whole
         self._messages: Unfinished | None = None
+        self._sent = Edges()  # towards the client
+        self._over = False
         self._came = 0  # bytes, since the last look
         self._clock: asyncio.TimerHandle | None = None  # of a message under way
         self._stall: asyncio.TimerHandle | None = None
@@ -267,7 +270,8 @@ class _Front(_Half):
             sock = await _dial(self._doors.inner, self.name)
             self._doors.announce(self)
             self._admit_without_key(peer)
-            _, back = await asyncio.get_running_loop().create_connection(_Back, sock=sock)
+            sent = self._sent if self._messages is not None else None
+            _, back = await asyncio.get_running_loop().create_connection(lambda: _Back(sent), sock=sock)
             self.join(back)
         except (OSError, ValueError) as trouble:
             _log.warning("a gRPC connection could not be passed on: %s", trouble)
@@ -299,7 +303,7 @@ class _Front(_Half):
         try:
             self._held = self._doors.books.lease(accounts.MEMORY, self._messages.held, accounts.owner(who.owner))
         except Exhausted as full:
-            self.cut(str(full))
+            self._exhaust(str(full))
             return
         self._watch_messages()
         if not self._paused:
@@ -313,6 +317,8 @@ class _Front(_Half):
     # What it sends
 
     def data_received(self, data: bytes) -> None:
+        if self._over:
+            return
         if self._messages is not None:
             self._messages.feed(data)
             self._came += len(data)
@@ -333,7 +339,7 @@ class _Front(_Half):
             try:
                 self._held.grow(more)
             except Exhausted as full:
-                self.cut(str(full))
+                self._exhaust(str(full))
                 return False
             self._watch_messages()
         return True
@@ -384,6 +390,25 @@ class _Front(_Half):
         _log.warning("the gRPC connection of %s was cut: %s", self.peer and self.peer.address, why)
         self.drop()
 
+    def _exhaust(self, why: str) -> None:
+        """End the calls whose messages are not whole with RESOURCE_EXHAUSTED, and the connection behind them.
+
+        What they sent is given back at once; what the client still sends is not looked at.
+        """
+        transport, back = self.transport, self.other
+        if transport is None or back is None or self._messages is None or not self._sent.whole:
+            return self.cut(why)
+        _log.warning("calls of %s were refused: %s", self.peer and self.peer.address, why)
+        self._over = True
+        self.other = back.other = None
+        back.drop()
+        if self._held is not None:
+            self._held.end()
+        self._forget_clock()
+        transport.write(self._messages.refusals())
+        transport.resume_reading()
+        self._clock = asyncio.get_running_loop().call_later(GOODBYE_SECONDS, self.drop)
+
     def _await_reader(self) -> None:
         if self.transport is not None:
             self._untaken = self.transport.get_write_buffer_size()
@@ -404,8 +429,17 @@ class _Front(_Half):
 class _Back(_Half):
     """The side that faces the gRPC server."""
 
+    def __init__(self, sent: Edges | None) -> None:
+        super().__init__()
+        self._sent = sent
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._sent is not None:
+            self._sent.feed(data)
+        super().data_received(data)
 
 
 async def _dial(inner: Path, name: str) -> socket.socket:

@@ -9,7 +9,8 @@ from __future__ import annotations
 _PREFACE = 24  # bytes before the first frame
 _HEAD = 9  # of a frame
 _PREFIX = 5  # of a message: a flag and four bytes of length
-_DATA, _RST_STREAM = 0, 3
+_DATA, _RST_STREAM, _GOAWAY = 0, 3, 7
+_ENHANCE_YOUR_CALM = (11).to_bytes(4, "big")  # gRPC's clients make RESOURCE_EXHAUSTED of it
 _END_STREAM, _PADDED = 1, 8
 OVERHEAD = 1024  # what one stream with an unfinished message costs besides its bytes
 
@@ -37,6 +38,12 @@ class Unfinished:
         self._padding = 0  # -1: the next byte says how much
         self._ends = False
         self._streams: dict[int, _Stream] = {}
+
+    def refusals(self) -> bytes:
+        """The frames that tell a client that the calls under way here are too much, and to open no more of them."""
+        ends = [_frame(_RST_STREAM, number, _ENHANCE_YOUR_CALM) for number in self._streams]
+        last = max(self._streams, default=0).to_bytes(4, "big")
+        return b"".join(ends) + _frame(_GOAWAY, 0, last + _ENHANCE_YOUR_CALM)
 
     def feed(self, data: bytes) -> None:
         """Count these bytes, which came in whatever pieces."""
@@ -107,3 +114,33 @@ class Unfinished:
         stream = self._streams.pop(number, None)
         if stream is not None:
             self.held -= stream.taken
+
+
+class Edges:
+    """Whether what a server has sent ends with a whole frame, so that another frame may follow."""
+
+    def __init__(self) -> None:
+        self._skip = 0
+        self._head = b""
+
+    @property
+    def whole(self) -> bool:
+        return not self._skip and not self._head
+
+    def feed(self, data: bytes) -> None:
+        """Follow the frames in these bytes."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._skip:
+                take = min(self._skip, end - at)
+                self._skip -= take
+            else:
+                take = min(_HEAD - len(self._head), end - at)
+                self._head += data[at : at + take]
+                if len(self._head) == _HEAD:
+                    self._skip, self._head = int.from_bytes(self._head[:3], "big"), b""
+            at += take
+
+
+def _frame(kind: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes((kind, 0)) + stream.to_bytes(4, "big") + payload
