@@ -145,3 +145,25 @@ class RawClient:
     def close(self) -> None:
         with suppress(OSError):
             self.sock.close()
+
+
+def pour(clients: list[RawClient], path: str, streams: int, size: int, key: str = "") -> int:
+    """Open calls with messages of `size` bytes on each connection and send all but the last byte; what was sent."""
+    left = {(c, c.open(path, size, key)): size - 1 for c in clients for _ in range(streams)}
+    sent = idle = 0
+    while left and idle < 10:
+        moved = 0
+        for (client, stream), more in list(left.items()):
+            took = client.send(stream, more)
+            moved += took
+            left[client, stream] = more - took
+            if client.closed or client.stuck or stream in client.ended or more == took:
+                del left[client, stream]
+        sent += moved
+        if moved:
+            idle = 0
+        else:
+            idle += 1
+            for client in clients:
+                client.read(0.05 / len(clients))
+    return sent

@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 from lab.daemon import DaemonProcess, until
-from lab.raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, frame
+from lab.raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, frame, pour
 
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.proto.sandbox.v1 import sandbox_pb2_grpc
@@ -61,28 +61,6 @@ def served() -> Iterator[Served]:
     until((made.home / "grpc.endpoint").exists, "gRPC listens")
     yield made
     made.close()
-
-
-def pour(clients: list[RawClient], path: str, streams: int, size: int, key: str = "") -> int:
-    """Open calls with messages of `size` bytes on each connection and send all but the last byte; what was sent."""
-    left = {(c, c.open(path, size, key)): size - 1 for c in clients for _ in range(streams)}
-    sent = idle = 0
-    while left and idle < 10:
-        moved = 0
-        for (client, stream), more in list(left.items()):
-            took = client.send(stream, more)
-            moved += took
-            left[client, stream] = more - took
-            if client.closed or client.stuck or stream in client.ended or more == took:
-                del left[client, stream]
-        sent += moved
-        if moved:
-            idle = 0
-        else:
-            idle += 1
-            for client in clients:
-                client.read(0.05 / len(clients))
-    return sent
 
 
 @pytest.mark.parametrize("path", [METHOD, HEALTH, "/no.such.Service/Call"])

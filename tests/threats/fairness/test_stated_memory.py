@@ -5,20 +5,17 @@ operator's (`[accounts.total] memory_mb`). Here that total is small, so that a f
 """
 
 import ssl
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from lab.daemon import DaemonProcess, until
+from lab.raw_http2 import RawClient, dial, pour
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "core"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from daemon_lab import DaemonProcess, until
-from raw_http2 import RawClient, dial
-from test_daemon_grpc import METHOD, MIB, STRANGERS_MIB, pour
-
+METHOD = "/sandbox.v1.SandboxService/CreateSession"
+MIB = 1 << 20
+STRANGERS_MIB = 96
 TOTAL_MIB = 96
 OWNER_MIB = 64
 SLACK_MIB = 64  # buffers of TLS and sockets, and what Python keeps beside the bytes that are charged
