@@ -58,7 +58,7 @@ log = logging.getLogger("atoll.backend")
 
 ID_LOCKS = Path("/run/atoll/ids")
 LOOP_TIMEOUT = 30.0
-AGENT_TIMEOUT = 30.0
+AGENT_TIMEOUT = 120.0  # on a slow machine; one that ends while it starts is told at once
 NEW = 300.0  # seconds in which a crash says something about the engine
 
 

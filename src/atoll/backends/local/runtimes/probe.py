@@ -29,6 +29,8 @@ from atoll.guest.process import Process
 log = logging.getLogger("atoll.backend")
 
 TIMEOUT = 30.0
+SLOWEST = 300.0  # on a slow machine a probe has as long as PATIENCE calls of `engine --version` take, up to this
+PATIENCE = 200
 LATE_AGAIN = (
     60.0  # seconds after which an engine that gave no answer in time is tried again: the machine may have been busy
 )
@@ -125,18 +127,20 @@ class Probes:
         return engine if owner is runtime else f"{runtime.name}/{engine}"
 
     async def _try(self, engine: Engine, probe: str, key: str) -> RuntimeStatus:
-        version, runtime = await engine.runtime.version(engine), engine.runtime.name
-        fix = engine.runtime.fix_of(engine.name)
+        began, runtime = time.monotonic(), engine.runtime.name
+        version = await engine.runtime.version(engine)
+        limit = min(SLOWEST, max(TIMEOUT, PATIENCE * (time.monotonic() - began)))
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(limit):
                 await self._run(engine)
             status = RuntimeStatus(runtime, True, version=version, engine=engine.name)
         except TimeoutError:
             self._late[probe] = time.monotonic()
-            why = f"no answer within {TIMEOUT:.0f} s"
+            why, fix = f"no answer within {limit:.0f} s", "use it again in a minute: then it is tried again"
             status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
         except (AtollError, OSError, ConnectionLost) as error:
-            status = RuntimeStatus(runtime, False, str(error), getattr(error, "hint", "") or fix, version, engine.name)
+            fix = getattr(error, "hint", "") or engine.runtime.fix_of(engine.name)
+            status = RuntimeStatus(runtime, False, str(error), fix, version, engine.name)
         self._remember(probe, key, status)
         return status
 
