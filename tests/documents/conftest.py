@@ -14,7 +14,7 @@ from sandbox_lab import NO_SPARES, PATIENCE, PYTHON_PATHS, SOURCE
 ROOT = Path(__file__).parents[2]
 NAMES = ("atoll", "k8e", "k8e-sandbox", "agentkernel")
 PROGRAM = """#!/bin/sh
-exec {python} -c 'import sys; sys.argv[0] = "{name}"; from atoll.cli import main; sys.exit(main())' "$@"
+exec {python} -c 'import sys; sys.argv[0] = "{program}"; from atoll.cli import main; sys.exit(main())' "$@"
 """
 
 
@@ -29,7 +29,7 @@ class Shell:
         (self.home / ".atoll" / "config.toml").write_text(NO_SPARES)
         for name in NAMES:
             program = programs / name
-            program.write_text(PROGRAM.format(python=sys.executable, name=name))
+            program.write_text(PROGRAM.format(python=sys.executable, program=program))
             program.chmod(0o755)
         python = programs / "python3"  # the documents' own scripts import the SDK
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')

@@ -218,7 +218,7 @@ class PlainBackend:
     async def network(self) -> NetworkStatus:
         return NetworkStatus(self.network_works, "a plain process has none of its own", off=not self.network_works)
 
-    def prewarm(self, spec: BoxSpec) -> None:
+    def prewarm(self, spec: BoxSpec, count: int = 0) -> None:
         return None
 
     def warm_for(self, spec: BoxSpec) -> int:

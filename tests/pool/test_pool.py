@@ -181,8 +181,9 @@ def test_ak_P27_the_pool_has_the_bounds_the_operator_set(daemon: PoolDaemon) -> 
 
 def test_sandboxes_of_a_mode_are_kept_warm_when_asked_for(daemon: PoolDaemon) -> None:
     """A mode has a system call filter of its own, so the spares of the default kind do not serve it."""
-    daemon.atoll("daemon", "prewarm", "--mode", "claude")
+    daemon.atoll("daemon", "prewarm", "--mode", "claude", "--count", "2")
     before = daemon.pool()
+    assert max(kind["wanted"] for kind in before["kinds"]) == 2
     assert len(before["kinds"]) >= 2 and all(kind["ready"] for kind in before["kinds"])
     with Sandbox(home=daemon.home, mode="claude") as box:
         assert box.exec(["/bin/true"]).exit_code == 0

@@ -284,7 +284,9 @@ class Backend(Protocol):
 
     async def network(self) -> NetworkStatus: ...
 
-    def prewarm(self, spec: BoxSpec) -> None: ...  # keep warm sandboxes of this kind from now on
+    def prewarm(
+        self, spec: BoxSpec, count: int = 0
+    ) -> None: ...  # keep warm ones of this kind from now on, at least so many
 
     def warm_for(self, spec: BoxSpec) -> int: ...  # how many would serve this one now
 

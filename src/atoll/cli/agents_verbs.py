@@ -37,6 +37,7 @@ VERBS = (
     Verb("skill uninstall", "skill:uninstall", "[TARGET]", "Take away what `skill install` made.", SKILL),
     Verb("skill list", "skill:list_all", "", "Where skills and MCP entries are.", (Flag("json", "", "JSON instead of text"),)),
     Verb("plugin install", "skill:install_plugin", "[TARGET]", "agentkernel's skill and MCP entry, in this project.", SKILL),
+    Verb("plugin list", "skill:list_all", "", "The same as skill list.", (Flag("json", "", "JSON instead of text"),)),
     Verb("sandbox-install-skill", "skill:install_k8e", "[TARGET]", "K8E's skill and MCP entry (default: all).", SKILL),
 )  # fmt: skip
 ALIASES = {"sandbox-mcp": "mcp"}

@@ -17,14 +17,24 @@ if TYPE_CHECKING:
     from .grammar import Arguments
 
 
+def path(arguments: Arguments) -> int:
+    """Print where the log is."""
+    from ..client.spawn import home_directory
+
+    tell(f"{home_directory()}/audit/audit.jsonl")
+    return 0
+
+
 def show(arguments: Arguments) -> int:
+    if arguments.path:
+        return path(arguments)
     link = open_link(arguments)
     sandbox = ""
     if arguments.sandbox:
         sandbox = reference(arguments.sandbox)
         if sandbox == arguments.sandbox:  # a name: records have the id
             sandbox = link.call(calls.info(sandbox))["id"]
-    wire = link.call(calls.get("/v1/audit", {"limit": arguments.limit, "sandbox": sandbox or None}))
+    wire = link.call(calls.get("/v1/audit", {"limit": arguments.last or arguments.limit, "sandbox": sandbox or None}))
     for record in wire["records"]:
         _print(record, arguments.json)
     if not arguments.follow:

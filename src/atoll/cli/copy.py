@@ -12,7 +12,7 @@ from ..client import archive, calls
 from ..client.results import FileInfo
 from ..errors import FileNotFound, InvalidArgument, NotFound
 from .grammar import UsageError
-from .output import FAILED, OWN_FAILURE, say, write
+from .output import FAILED, OWN_FAILURE, program_name, say, tell, write
 from .session import open_link, reference
 
 TYPE_CHECKING = False
@@ -31,14 +31,24 @@ def copy(arguments: Arguments) -> int:
             "one of the two must be in a sandbox, the other not", "such as: atoll cp data.csv REF:/workspace/"
         )
     link = open_link(arguments)
+    place = source if there is not None else target
+    if here is not None and os.path.isdir(target):
+        place = os.path.join(target, os.path.basename(here[1].rstrip("/")))
     try:
-        if there is not None:
-            return _copy_in(link, source, *there)
-        assert here is not None
-        return _copy_out(link, *here, target)
+        code = _copy_in(link, source, *there) if there is not None else _copy_out(link, *(here or ("", "")), target)
+        if code == 0 and place != "-" and program_name() == "agentkernel":
+            tell(f"Copied {_size(place)} bytes from {source} to {target}")
+        return code
     except OSError as failure:
         say(f"atoll: {failure.filename or source}: {failure.strerror or failure}")
         return OWN_FAILURE
+
+
+def _size(path: str) -> int:
+    """Bytes of a file, or of all files of a tree."""
+    if not os.path.isdir(path):
+        return os.stat(path).st_size
+    return sum(os.lstat(os.path.join(top, name)).st_size for top, _, names in os.walk(path) for name in names)
 
 
 def _place(text: str) -> tuple[str, str] | None:

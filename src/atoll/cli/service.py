@@ -69,7 +69,7 @@ def start(arguments: Arguments) -> int:
 def prewarm(arguments: Arguments) -> int:
     """Pin the daemon and wait until its pool is as full as it wants to be."""
     link = open_link(arguments)
-    link.call(calls.post("/v1/daemon/pin", {"mode": arguments.mode}))
+    link.call(calls.post("/v1/daemon/pin", {"mode": arguments.mode, "count": arguments.count or 0}))
     until = time.monotonic() + STOP_DEADLINE
     while True:
         pool = link.call(calls.get("/v1/health"))["pool"]

@@ -51,6 +51,21 @@ FILLING = (
     Flag("git-path", "PATH", "where in /workspace (default: repo)"),
 )
 
+AUDIT = (
+    Flag("follow", "", "go on until interrupted", short="f"),
+    Flag("sandbox", "ID", "only this sandbox", short="s"),
+    Flag("limit", "N", "at most so many of the past", kind="int", default=100),
+    Flag("last", "N", "the same as --limit", kind="int", short="l"),
+    Flag("path", "", "only say where the log is"),
+    Flag("json", "", "one JSON object a line"),
+)
+SETUP = (
+    Flag("yes", "", "accepted: nothing is asked", short="y"),
+    Flag("check", "", "accepted: nothing but checks is done"),
+    Flag("verify", "", "accepted: every runtime is tried"),
+    AS_JSON,
+)
+
 OWN = (
     Verb(
         "sandbox run", "run:run", "[CODE]", "Run code; the exit code is the command's.",
@@ -276,7 +291,8 @@ OWN = (
     Verb("serve", "service:serve", "", "The daemon in the foreground, with gRPC and TLS on TCP.", (GRPC, *SERVE)),
     Verb("daemon start", "service:start", "", "Start the daemon, or keep the running one from leaving."),
     Verb("daemon prewarm", "service:prewarm", "", "Keep the daemon and wait until its warm sandboxes are ready.",
-         (Flag("mode", "MODE", "also sandboxes of this mode: native, claude, codex or gemini"),)),
+         (Flag("mode", "MODE", "also sandboxes of this mode: native, claude, codex or gemini"),
+          Flag("count", "N", "at least so many of them, up to `ceiling` of [pool]", kind="int"))),
     Verb("daemon stop", "service:stop", "", "Stop the daemon.", (Flag("force", "", "also when sandboxes live"),)),
     Verb("daemon status", "service:status", "", "Whether the daemon runs.", (AS_JSON,)),
     Verb("config show", "service:show_config", "", "Every setting of config.toml with its present value.", (AS_JSON,)),
@@ -289,15 +305,11 @@ OWN = (
         ),
     ),
     Verb(
-        "audit", "audit:show", "", "Who did what to which sandbox, and how it ended, oldest first.",
-        (
-            Flag("follow", "", "go on until interrupted", short="f"),
-            Flag("sandbox", "ID", "only this sandbox"),
-            Flag("limit", "N", "at most so many of the past", kind="int", default=100),
-            Flag("json", "", "one JSON object a line"),
-        ),
+        "audit", "audit:show", "", "Who did what to which sandbox, and how it ended, oldest first.", AUDIT,
         ("atoll audit -f", "atoll audit --sandbox $ID --json"),
     ),
+    Verb("audit list", "audit:show", "", "The same as audit alone.", AUDIT),
+    Verb("audit path", "audit:path", "", "Where this machine's audit log is."),
     Verb("audit verify", "audit:verify", "", "Check that no record was changed, removed or put in.", (AS_JSON,)),
     Verb(
         "secret set", "secrets:set_value", "NAME KEY", "Keep a secret; its value is standard input.",
@@ -307,6 +319,7 @@ OWN = (
     Verb("secret list", "secrets:list_names", "", "Names and keys of your secrets, never values.", (AS_JSON,)),
     Verb("secret rm", "secrets:remove", "NAME [KEY]", "Forget a secret, or one key of it."),
     Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
+    Verb("setup", "doctor:doctor", "", "The same as doctor: nothing is fetched, what is missing is named.", SETUP),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),
     Verb(
@@ -318,4 +331,11 @@ OWN = (
 VERBS: tuple[Verb, ...] = (*OWN, *K8E, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
 BY_NAME = {verb.name: verb for verb in VERBS}
 GROUPS = tuple(dict.fromkeys(verb.name.split()[0] for verb in VERBS if " " in verb.name))
-ALIASES = {"sb": "sandbox", "status": "doctor", "completions": "completion", **K8E_ALIASES, **AGENTS_ALIASES}
+ALIASES = {
+    "sb": "sandbox",
+    "status": "doctor",
+    "completions": "completion",
+    "images": "image list",
+    **K8E_ALIASES,
+    **AGENTS_ALIASES,
+}

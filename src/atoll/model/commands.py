@@ -229,6 +229,7 @@ class Stop(Request, kw_only=True):
 
 
 class Pin(Request, kw_only=True):
-    """`mode` wants warm sandboxes of a compatibility mode too."""
+    """`mode` wants warm sandboxes of a compatibility mode too, `count` at least so many of them."""
 
     mode: str | None = None
+    count: Annotated[int, Meta(ge=0, le=1000)] = 0

@@ -393,8 +393,8 @@ class LocalBackend:
 
     # Warm sandboxes
 
-    def prewarm(self, spec: BoxSpec) -> None:
-        self.pool.prewarm(spec)
+    def prewarm(self, spec: BoxSpec, count: int = 0) -> None:
+        self.pool.prewarm(spec, count)
 
     def warm_for(self, spec: BoxSpec) -> int:
         return self.pool.ready_for(spec)

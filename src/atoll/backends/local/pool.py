@@ -94,6 +94,7 @@ class Shelf:
     pattern: BoxSpec
     spares: deque[tuple[float, LocalBox]] = field(default_factory=deque)
     claims: deque[float] = field(default_factory=deque)
+    least: int = 0  # how many a person asked for
 
 
 class Pool:
@@ -173,12 +174,19 @@ class Pool:
         shelf = self._shelves.get(key) if (key := self._key(spec)) is not None else None
         return len(shelf.spares) if shelf is not None else 0
 
-    def prewarm(self, spec: BoxSpec) -> None:
-        """Keep spares of this kind from now on."""
+    def prewarm(self, spec: BoxSpec, count: int = 0) -> None:
+        """Keep spares of this kind from now on, at least so many."""
+        if count > self._settings.ceiling:
+            raise errors.InvalidArgument(
+                f"{count} warm sandboxes of a kind are more than the {self._settings.ceiling} allowed here",
+                hint="`ceiling` in [pool] of config.toml is the bound",
+            )
         key = self._key(spec)
         if key is not None and key not in self._shelves:
             self._shelves[key] = Shelf(spec)
             self._shelves[key].claims.append(time.monotonic())
+        if key is not None and count:
+            self._shelves[key].least = count
         self.enable()
         self._wake.set()
 
@@ -279,7 +287,7 @@ class Pool:
         if not shelf.claims or now - shelf.claims[-1] > COOL_DOWN:
             return 0
         recent = len(shelf.claims)
-        return max(self._settings.floor, min(self._settings.ceiling, 1 + recent // 10))
+        return max(self._settings.floor, shelf.least, min(self._settings.ceiling, 1 + recent // 10))
 
     async def discard(self, box: LocalBox) -> None:
         """Give up one that nobody has used."""

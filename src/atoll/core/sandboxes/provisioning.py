@@ -111,11 +111,11 @@ class Boxes:
             "memory_mb": limits.memory_mb,
         }
 
-    async def prewarm(self, mode: str | None = None) -> None:
-        """Keep spares of the default sandbox, or of a mode's, from now on."""
+    async def prewarm(self, mode: str | None = None, count: int = 0) -> None:
+        """Keep spares of the default sandbox, or of a mode's, from now on, at least so many."""
         runtime = await self.runtime("auto")
         plan = await self._plan_of(mode)
-        self._backend.prewarm(plan.box("", runtime))
+        self._backend.prewarm(plan.box("", runtime), count)
         for name in MODES:
             self._agents[name] = (await self._plan_of(name)).box("", runtime)
 

@@ -71,5 +71,5 @@ async def pin(rest: Rest, exchange: Exchange) -> None:
 async def _pin(rest: Rest, asked: model.Pin) -> None:
     rest.host.pin()
     rest.core.sandboxes.keep_warm()
-    if asked.mode is not None:
-        await rest.core.sandboxes.boxes.prewarm(asked.mode)
+    if asked.mode is not None or asked.count:
+        await rest.core.sandboxes.boxes.prewarm(asked.mode, asked.count)
