@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox_lab import NO_SPARES, PATIENCE, PYTHON_PATHS, SOURCE
+from lab.sandboxes import NO_SPARES, PATIENCE, PYTHON_PATHS, SOURCE
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("atoll", "k8e", "k8e-sandbox", "agentkernel")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sandbox_lab import LONG, reachable
+from lab.sandboxes import LONG, reachable
 
 from atoll.egress import default_hosts
 
