@@ -1,6 +1,7 @@
 //! From an `exec` request to everything needed for the start: program, environment, user, directory, terminal.
 
 use std::ffi::CString;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -34,7 +35,7 @@ pub struct Plan {
     pub shown: Vec<Vec<u8>>,
     pub spec: Spec,
     pub cwd: OwnedFd,
-    pub pty: Option<Size>,
+    pub pty: Option<Terminal>,
     pub stdin: bool,
     /// stderr goes where stdout goes.
     pub merge: bool,
@@ -50,6 +51,13 @@ pub struct Plan {
 pub struct Size {
     pub rows: u16,
     pub cols: u16,
+}
+
+/// A terminal as a request has it.
+#[derive(Debug, Clone, Copy)]
+pub struct Terminal {
+    pub size: Size,
+    pub echo: bool,
 }
 
 /// What every launch shares: the base environment, and the accounts as last read.
@@ -245,8 +253,10 @@ pub fn window(req: &Req) -> Result<Size, OpError> {
     Ok(Size { rows: side("rows")?, cols: side("cols")? })
 }
 
-fn terminal(req: &Req) -> Result<Option<Size>, OpError> {
-    req.opt_map("pty")?.map(|pty| window(&Req::new(pty.clone()))).transpose()
+fn terminal(req: &Req) -> Result<Option<Terminal>, OpError> {
+    let Some(pty) = req.opt_map("pty")? else { return Ok(None) };
+    let pty = Req::new(pty.clone());
+    Ok(Some(Terminal { size: window(&pty)?, echo: pty.opt_bool("echo", true)? }))
 }
 
 /// The argument list, and the shell of this sandbox.
@@ -329,8 +339,8 @@ fn shown(argv: &[Vec<u8>]) -> Vec<Vec<u8>> {
     argv.iter().take(16).map(|arg| arg.get(..arg.len().min(200)).unwrap_or_default().to_vec()).collect()
 }
 
-/// A terminal of the given size: (master, slave).
-pub fn open_pty(size: Size, owner: Option<u32>) -> Result<(OwnedFd, OwnedFd), OpError> {
+/// A terminal as it was asked for: (master, slave).
+pub fn open_pty(terminal: Terminal, owner: Option<u32>) -> Result<(OwnedFd, OwnedFd), OpError> {
     let failed = |e: std::io::Error| match e.raw_os_error() {
         Some(libc::ENOSPC | libc::EIO) => OpError::new("exhausted", "no terminal is left"),
         Some(libc::ENOENT) => OpError::new("unsupported", "the sandbox has no /dev/ptmx"),
@@ -343,12 +353,28 @@ pub fn open_pty(size: Size, owner: Option<u32>) -> Result<(OwnedFd, OwnedFd), Op
     sys::check(unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCGPTN, &raw mut number) }).map_err(failed)?;
     let name = CString::new(format!("/dev/pts/{number}")).map_err(|_| OpError::invalid("terminal name"))?;
     let slave = sys::open(&name, flags).map_err(failed)?;
-    resize(&master, size)?;
+    resize(&master, terminal.size)?;
+    if !terminal.echo {
+        stop_echo(&slave).map_err(failed)?;
+    }
     if let Some(uid) = owner {
         // Best effort: only root may give the terminal away, and a process also works with one it does not own.
         unsafe { libc::fchown(slave.as_raw_fd(), uid, u32::MAX) };
     }
     Ok((master, slave))
+}
+
+/// From here on what is typed is not written back. A program may turn it on again.
+fn stop_echo(slave: &OwnedFd) -> std::io::Result<()> {
+    let mut modes = MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: modes is read only after the call has filled it.
+    let mut modes = unsafe {
+        sys::check(libc::tcgetattr(slave.as_raw_fd(), modes.as_mut_ptr()))?;
+        modes.assume_init()
+    };
+    modes.c_lflag &= !libc::ECHO;
+    // SAFETY: modes is the kernel's own, changed in one bit.
+    sys::check(unsafe { libc::tcsetattr(slave.as_raw_fd(), libc::TCSANOW, &raw const modes) }).map(|_| ())
 }
 
 pub fn resize(master: &OwnedFd, size: Size) -> Result<(), OpError> {

@@ -30,6 +30,28 @@ pub fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     Ok((own(fds[0])?, own(fds[1])?))
 }
 
+/// A pipe that is this user's: its processes can open it anew, as `/dev/stdout` or in `/proc`.
+pub fn pipe_of(user: Option<u32>) -> Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = pipe()?;
+    let Some(uid) = user else { return Ok((read, write)) };
+    // SAFETY: numbers only.
+    if unsafe { libc::fchown(write.as_raw_fd(), uid, u32::MAX) } == 0 {
+        return Ok((read, write));
+    }
+    // gVisor's pipes stay with whoever made them. Only this thread changes, and the saved id brings it back.
+    unsafe {
+        let keep = libc::uid_t::MAX;
+        if libc::syscall(libc::SYS_setresuid, keep, uid, keep) != 0 {
+            return Ok((read, write)); // it works, and is root's
+        }
+        let made = pipe();
+        if libc::syscall(libc::SYS_setresuid, keep, libc::getuid(), keep) != 0 {
+            libc::abort(); // never as somebody else
+        }
+        made
+    }
+}
+
 pub fn socketpair() -> Result<(OwnedFd, OwnedFd)> {
     let mut fds = [0; 2];
     check(unsafe { libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr()) })?;

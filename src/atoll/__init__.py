@@ -9,10 +9,12 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
-    from .client._async.sandbox import AsyncCommand, AsyncPty, AsyncSandbox
+    from .client._async.sandbox import AsyncCommand, AsyncSandbox
     from .client._async.shells import AsyncShell
-    from .client._sync.sandbox import Command, Pty, Sandbox
+    from .client._async.terminals import AsyncPty
+    from .client._sync.sandbox import Command, Sandbox
     from .client._sync.shells import Shell
+    from .client._sync.terminals import Pty
     from .client.results import (
         CommandInfo,
         Event,
@@ -33,10 +35,10 @@ __version__ = "0.1.0"
 _HOMES = {
     "Sandbox": ".client._sync.sandbox",
     "Command": ".client._sync.sandbox",
-    "Pty": ".client._sync.sandbox",
+    "Pty": ".client._sync.terminals",
     "AsyncSandbox": ".client._async.sandbox",
     "AsyncCommand": ".client._async.sandbox",
-    "AsyncPty": ".client._async.sandbox",
+    "AsyncPty": ".client._async.terminals",
     "Shell": ".client._sync.shells",
     "AsyncShell": ".client._async.shells",
     "CommandInfo": ".client.results",

@@ -166,3 +166,36 @@ def test_output_without_t_cannot_steer_the_terminal(terminal, box: str) -> None:
     assert "\x1b" not in shell.until("-end-")
     raw = terminal("exec", "--raw", box, "printf", "x\\033[31my\\n-end-")
     assert "\x1b[31m" in raw.until("-end-")
+
+
+def test_line_30_a_kept_terminal_is_left_and_joined(terminal, cli: Cli, box: str) -> None:  # type: ignore[no-untyped-def]
+    first = terminal("attach", "--keep", box, "sh")
+    first.type("x=5; echo he''re-$x\n")
+    first.until("here-5")
+    first.type("\x10a\x10\x11")  # Ctrl-P alone is the program's
+    left = first.until(" --offset")
+    assert first.process.wait(WAIT) == 0 and f"atoll attach {box} --join " in left
+    found = left.rpartition(" --join ")[2]
+    assert cli("attach", box, "--list").text.split()[:2] == [found, "sh"]
+    again = terminal("attach", box, "--join", found, "--offset", "-1", rows=44, cols=88)
+    again.type("\necho aga''in-$x; stty size\n")
+    again.until("again-5")
+    again.until("44 88")
+    again.process.send_signal(signal.SIGHUP)  # the window is closed
+    assert again.process.wait(WAIT) == 128 + signal.SIGHUP
+    whole = terminal("attach", box, "--join", found)
+    whole.until("here-5")
+    whole.until("again-5")
+    whole.type("exit 7\n")
+    assert whole.process.wait(WAIT) == 7
+    assert cli("attach", box, "--list").text == ""
+    assert cli("attach", box, "--join", "nope").code == 125
+    assert cli("attach", box, "--join", found, "ls").code != 0
+
+
+def test_line_30_a_terminal_without_echo(terminal, box: str) -> None:  # type: ignore[no-untyped-def]
+    quiet = terminal("attach", "--no-echo", box, "sh", "-c", "echo re''ady; read x; echo got $x")
+    quiet.until("ready")
+    quiet.type("word\n")
+    assert "word" not in quiet.until("got word")
+    assert quiet.process.wait(WAIT) == 0

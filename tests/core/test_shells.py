@@ -202,10 +202,65 @@ def test_wrong_requests_and_users(box: Box) -> None:
         box.daemon.post(f"{box.path}/shells/nope/run", {"command": "true"})
     assert caught.value.code == "not_found"
     with pytest.raises(Failed) as caught:
-        Shell(box, user="nobody", cwd="/")
-    assert caught.value.code == "unsupported"
+        Shell(box, user="no-such-user", cwd="/")
+    assert caught.value.code == "user_not_found"
     shell = Shell(box, user="root", cwd="/tmp", env={"B": "b c"})
     assert shell.said('pwd; echo "$B"') == ("/tmp\nb c\n", "", 0)
     shell.close()
     assert shell.states() == []
     shell.close()
+
+
+@pytest.mark.parametrize("language", ["bash", "python", "node"])
+def test_line_30_sessions_of_another_user(box: Box, language: str) -> None:
+    """All that root's have: streams, stdin, timeouts, interrupts; with that user's rights and nothing left behind."""
+    if language == "node" and box.exec("command -v node")["exit_code"]:
+        pytest.skip("no node on this machine")
+    shell = Shell(box, language, user="nobody", cwd="/")
+    if language == "bash":
+        assert shell.said("cd /tmp; x=1; id -u; echo e >&2; cat", stdin="in") == ("65534\nin", "e\n", 0)
+        assert shell.said("pwd; echo $x >/dev/stdout; cat /root/x 2>/dev/null") == ("/tmp\n1\n", "", 1)
+        endless = "trap '' INT; sleep 4949"
+    elif language == "python":
+        assert shell.said("import os, sys; x = 1; sys.stderr.write('e'); os.getuid()") == ("65534\n", "e", 0)
+        assert shell.said("x") == ("1\n", "", 0)
+        endless = "while True: pass"
+    else:
+        assert shell.said("var x = process.getuid(); console.error('e')") == ("", "e\n", 0)
+        assert shell.said("x") == ("65534\n", "", 0)
+        endless = "while (true) {}"
+    result = shell.run(endless, timeout_ms=1500)
+    assert result["timed_out"] and not result["shell_ended"]
+    assert shell.said("echo on" if language == "bash" else "1")[2] == 0
+    shell.close()
+    assert "4949" not in box.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")["stdout"].replace("tr", "")
+    until(lambda: shell.id not in box.exec("ls -a /tmp")["stdout"], "its directory is removed")
+
+
+def test_line_30_one_user_does_not_reach_the_session_of_another(box: Box) -> None:
+    shell = Shell(box, user="nobody", cwd="/")
+    shell.run("secret=1")
+    pid = shell.said("echo $$")[0].strip()
+    own = f"/tmp/.atoll-shell-{shell.id}"
+    for attempt in (f"ls {own}", f"echo x > {own}/orders", f"echo x > /proc/{pid}/fd/1", f"kill {pid}",
+                    f"timeout 5 head -c 1 /proc/{pid}/fd/1", f"timeout 5 head -c 1 /proc/{pid}/fd/0"):  # fmt: skip
+        tried = box.exec(attempt, user="1")
+        said = tried["stderr"].lower()
+        assert (tried["stdout"], tried["exit_code"]) != ("", 0), attempt
+        assert "denied" in said or "not permitted" in said, (attempt, tried)
+    assert shell.said("echo $secret") == ("1\n", "", 0)
+    shell.close()
+
+
+def test_line_30_a_sandbox_has_so_many_terminals(box: Box) -> None:
+    """The next one is refused with words, and one that has ended makes room."""
+    asked = {"argv": ["sleep", "5151"], "pty": {"rows": 24, "cols": 80}, "background": True}
+    opened = []
+    with pytest.raises(Failed) as caught:
+        for _ in range(40):
+            opened.append(box.daemon.post(f"{box.path}/exec", asked)["command_id"])
+    assert len(opened) == 32 and caught.value.code == "exhausted"
+    box.daemon.post(f"{box.path}/commands/{opened[0]}/kill")
+    opened.append(box.daemon.post(f"{box.path}/exec", asked)["command_id"])
+    for command in opened[1:]:
+        box.daemon.post(f"{box.path}/commands/{command}/kill")

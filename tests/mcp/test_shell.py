@@ -20,6 +20,8 @@ async def test_a_shell_stays_between_calls(door: Any) -> None:
         slow = await use(command="sleep 100", shell_id=first["shell_id"], timeout=1)
         assert slow["timed_out"] and not slow["shell_ended"]
         assert (await use(action="close", shell_id=first["shell_id"]))["state"] == "ended"
+        assert (await use(command="id -u", user="nobody"))["stdout"] == "65534\n"
+        assert (await client.call_tool("sandbox_shell", {"command": "true", "user": "a b;c"})).is_error
         wrong = await client.call_tool("sandbox_shell", {"command": "true", "shell_id": first["shell_id"]})
         assert wrong.is_error
 

@@ -18,10 +18,11 @@ import pytest
 import atoll
 from atoll.client._async import files as async_files
 from atoll.client._async import sandbox as async_sandbox
+from atoll.client._async import terminals as async_terminals
 from atoll.client._async import tunnel as async_tunnel
 
 SOURCE = os.path.dirname(os.path.dirname(os.path.abspath(atoll.__file__)))
-FACES = (async_sandbox.AsyncSandbox, async_sandbox.AsyncCommand, async_sandbox.AsyncPty, async_files.AsyncFiles,
+FACES = (async_sandbox.AsyncSandbox, async_sandbox.AsyncCommand, async_terminals.AsyncPty, async_files.AsyncFiles,
          async_tunnel.AsyncTunnel)  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 from atoll.client.options import CreateOptions, StartOptions
 
 OPTIONS = {"Sandbox.create": CreateOptions, "Sandbox.stream": StartOptions, "Sandbox.start": StartOptions}
-MODULES = [f"atoll.client.{face}.{name}" for face in ("_sync", "_async") for name in ("sandbox", "files")]
+MODULES = [f"atoll.client.{face}.{name}" for face in ("_sync", "_async") for name in ("sandbox", "files", "terminals")]
 
 
 def methods() -> Iterator[tuple[str, Any]]:
@@ -21,7 +21,7 @@ def methods() -> Iterator[tuple[str, Any]]:
             if inspect.isclass(owner) and owner.__module__ == module and owner.__name__[0] != "_":
                 for name, member in inspect.getmembers(owner):
                     function = getattr(member, "__func__", member)
-                    if inspect.isfunction(function) and name[0] != "_" and name not in ("pty", "shell"):
+                    if inspect.isfunction(function) and name[0] != "_" and name != "shell":
                         yield f"{owner.__name__}.{name}", function
 
 

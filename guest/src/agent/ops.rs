@@ -306,21 +306,23 @@ fn start(
 fn begin(
     spec: &Spec,
     cwd: OwnedFd,
-    (pty, with_stdin, merge, ring): (Option<launch::Size>, bool, bool, usize),
+    (pty, with_stdin, merge, ring): (Option<launch::Terminal>, bool, bool, usize),
     warm: Option<Spare>,
     spare: impl FnOnce() -> Option<shim::Shim>,
 ) -> Result<Begun, OpError> {
     let exhausted = |e: std::io::Error| OpError { code: "exhausted", ..OpError::from(e).at("cannot start") };
     let mut stdin = None;
-    let (fds, outs) = if let Some(size) = pty {
-        let (master, slave) = launch::open_pty(size, spec.user.as_ref().map(|u| u.0))?;
+    let owner = spec.user.as_ref().map(|u| u.0);
+    let pipe = || sys::pipe_of(owner).map_err(exhausted);
+    let (fds, outs) = if let Some(terminal) = pty {
+        let (master, slave) = launch::open_pty(terminal, owner)?;
         let copy = || sys::dup(slave.as_raw_fd()).map_err(exhausted);
         stdin = Some(Stdin::new(sys::dup(master.as_raw_fd()).map_err(exhausted)?));
         ([copy()?, copy()?, copy()?, cwd], [Out::new(Some(master), ring), Out::new(None, 4096)])
     } else {
-        let (out_read, out_write) = sys::pipe().map_err(exhausted)?;
+        let (out_read, out_write) = pipe()?;
         let input = if with_stdin {
-            let (read, write) = sys::pipe().map_err(exhausted)?;
+            let (read, write) = pipe()?;
             sys::set_nonblocking(write.as_raw_fd()).map_err(exhausted)?;
             stdin = Some(Stdin::new(write));
             read
@@ -331,7 +333,7 @@ fn begin(
         let (err, err_write) = if merge {
             (Out::new(None, 4096), sys::dup(out_write.as_raw_fd()).map_err(exhausted)?)
         } else {
-            let (read, write) = sys::pipe().map_err(exhausted)?;
+            let (read, write) = pipe()?;
             sys::set_nonblocking(read.as_raw_fd()).map_err(exhausted)?;
             (Out::new(Some(read), ring), write)
         };

@@ -37,7 +37,7 @@ def shell(arguments: Arguments) -> int:
             tell(f"{found['shell_id']}  {found['language']}  {found['state']}")
         return 0
     if arguments.open:
-        tell(link.call(calls.open_shell(ref, arguments.lang))["shell_id"])
+        tell(_open(link, ref, arguments))
         return 0
     if arguments.close:
         if not arguments.session:
@@ -47,8 +47,12 @@ def shell(arguments: Arguments) -> int:
     return _use(link, ref, arguments)
 
 
+def _open(link: Link, ref: str, arguments: Arguments) -> str:
+    return str(link.call(calls.open_shell(ref, arguments.lang, user=arguments.user))["shell_id"])
+
+
 def _use(link: Link, ref: str, arguments: Arguments) -> int:
-    session = arguments.session or link.call(calls.open_shell(ref, arguments.lang))["shell_id"]
+    session = arguments.session or _open(link, ref, arguments)
     try:
         if arguments.command is not None:
             return _run(link, ref, session, arguments.command, arguments.timeout or 30)[0]

@@ -7,71 +7,170 @@ import signal
 import sys
 import termios
 import tty
+from _thread import start_new_thread
 
 from ..client import calls
-from ..client.results import Output, Started
-from ..errors import AtollError
-from .execute import beside, exit_code, feed_stdin
-from .output import OWN_FAILURE, say, write
+from ..client.results import Event, Output, Started
+from ..errors import AtollError, InvalidArgument
+from .execute import PIECE, beside, exit_code, feed_stdin
+from .output import OWN_FAILURE, say, tell, write
 from .session import open_link, reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import Any
 
-    from ..client._sync.driver import Link
+    from ..client._sync.driver import Exchange, Link
+    from ..client.calls import Call
     from ..surfaces.agentkernel.cli.recording import Recorder
     from .grammar import Arguments
 
+LEAVE = b"\x10\x11"  # Ctrl-P Ctrl-Q
 SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
 
 
 def attach(arguments: Arguments) -> int:
-    """A login shell, or the given command, on this terminal."""
-    argv = arguments.rest[1:]
+    """A login shell, or the given command, or a terminal that was kept, on this terminal."""
+    name, argv = arguments.rest[0], arguments.rest[1:]
+    link, ref = open_link(arguments), reference(name)
+    if arguments.list:
+        return _list(link, ref)
     options: dict[str, Any] = {"env": dict(arguments.env), "cwd": arguments.workdir, "user": arguments.user}
     recorder = None
     if arguments.record is not None:
         from ..surfaces.agentkernel.cli.recording import Recorder, recording_path
 
-        name = arguments.rest[0]
         rows, cols = _size()
         recorder = Recorder(recording_path(arguments.record, name), cols, rows, " ".join(argv) or "shell", name)
-    link, ref = open_link(arguments), reference(arguments.rest[0])
     if arguments.allow_host:
         from .network import add_hosts
 
         add_hosts(link, ref, arguments)
     try:
-        return on_terminal(link, ref, argv or SHELL, {**options, "timeout": None}, recorder)
+        if arguments.join is not None:
+            if argv:
+                raise InvalidArgument("--join takes no command", hint="leave it out, or leave out --join")
+            return _Screen(link, ref, arguments.join, recorder, kept=name).show_kept(max(arguments.offset or 0, -1))
+        options.update(timeout=None, echo=not arguments.no_echo)
+        return on_terminal(link, ref, argv or SHELL, options, recorder, kept=name if arguments.keep else "")
     finally:
         if recorder is not None:
             recorder.close()
             say(f"Recorded in {recorder.path}")
 
 
+def _list(link: Link, ref: str) -> int:
+    for found in link.call(calls.get(calls.sandbox_path(ref, "commands")))["commands"]:
+        if found["pty"] and found["status"] == "running":
+            tell(f"{found['command_id']}  {' '.join(found['argv'])}")
+    return 0
+
+
 def on_terminal(
-    link: Link, ref: str, command: str | list[str], options: dict[str, Any], recorder: Recorder | None = None
+    link: Link,
+    ref: str,
+    command: str | list[str],
+    options: dict[str, Any],
+    recorder: Recorder | None = None,
+    *,
+    kept: str = "",
 ) -> int:
-    """Run it on a PTY inside, with this terminal in raw mode; the exit code."""
-    rows, cols = _size()
+    """Run it on a PTY inside, with this terminal in raw mode; the exit code. `kept`: it goes on without us, and this is how the user
+    calls the sandbox."""
     env = {"TERM": os.environ.get("TERM") or "xterm", **options.pop("env", {})}
-    call = calls.start(ref, command, pty=(rows, cols), stdin_stream=True, frames=True, env=env, **options)
-    exchange = link.open(call)
-    exchange.raise_for_status()
-    with _RawMode(), _Resizing(beside(link), ref, str(call.command_id)) as resizing:
-        for value in exchange.frames():
-            if isinstance(value, Output):
-                write(1, value.data)
-                if recorder is not None:
-                    recorder.output(value.data)
-            elif isinstance(value, Started):
-                resizing.begin()
-                feed_stdin(beside(link), ref, str(call.command_id))
-            elif isinstance(value, dict):
-                return exit_code(value)
-    return OWN_FAILURE
+    asked = {"pty": _size(), "stdin_stream": True, "env": env, **options}
+    call = calls.start(ref, command, background=bool(kept), frames=not kept, **asked)
+    screen = _Screen(link, ref, str(call.command_id), recorder, kept=kept)
+    if not kept:
+        return screen.show(call)
+    link.call(call)
+    return screen.show_kept(0)
+
+
+class _Screen:
+    """This terminal while it shows one inside."""
+
+    def __init__(self, link: Link, ref: str, terminal: str, recorder: Recorder | None, *, kept: str) -> None:
+        self._link = link
+        self._ref = ref
+        self._terminal = terminal
+        self._recorder = recorder
+        self._kept = kept
+        self._offset = 0
+        self._left = False
+
+    def show_kept(self, offset: int) -> int:
+        return self.show(calls.attach(self._ref, self._terminal, offset, -1))
+
+    def show(self, call: Call) -> int:
+        """Pass on what is written there and what is typed here, until it ends or is left."""
+        exchange = self._link.open(call)
+        exchange.raise_for_status()
+        with _RawMode(), _Resizing(beside(self._link), self._ref, self._terminal) as resizing:
+            try:
+                for value in exchange.frames():
+                    if isinstance(value, Output):
+                        self._write(value.data)
+                    elif isinstance(value, Started):
+                        self._offset = value.stdout_start
+                        resizing.begin()
+                        self._feed(exchange)
+                    elif isinstance(value, Event):
+                        self._note(value)
+                    else:
+                        return exit_code(value)
+            except AtollError:
+                if not self._left:
+                    raise
+        if not self._left:
+            return OWN_FAILURE
+        say(f"\nLeft running: atoll attach {self._kept} --join {self._terminal} --offset {self._offset}")
+        return 0
+
+    def _write(self, data: bytes) -> None:
+        write(1, data)
+        self._offset += len(data)
+        if self._recorder is not None:
+            self._recorder.output(data)
+
+    def _note(self, event: Event) -> None:
+        gap = event.data.get("gap") or {}
+        if gap.get("stream") == "stdout":
+            self._offset = gap["offset"] + gap["bytes"]
+            write(2, f"\r\natoll: {gap['bytes']} bytes of output are no longer kept\r\n".encode())
+
+    def _feed(self, exchange: Exchange) -> None:
+        if not self._kept:
+            return feed_stdin(beside(self._link), self._ref, self._terminal)
+
+        def leave() -> None:
+            self._left = True
+            exchange.interrupt()
+
+        feed_until_left(beside(self._link), self._ref, self._terminal, leave)
+        return None
+
+
+def feed_until_left(link: Link, ref: str, terminal: str, leave: Callable[[], None]) -> None:
+    """Pass on what is typed until Ctrl-P Ctrl-Q, or until there is no more; then `leave`."""
+
+    def feed() -> None:
+        held = b""
+        try:
+            while piece := os.read(0, PIECE):
+                typed, found, _ = (held + piece).partition(LEAVE)
+                held = LEAVE[:1] if not found and typed.endswith(LEAVE[:1]) else b""
+                if typed := typed.removesuffix(held):
+                    link.call(calls.send_stdin(ref, terminal, typed))
+                if found:
+                    break
+        except (OSError, AtollError):
+            return  # how the terminal ended is told by its own stream
+        leave()
+
+    start_new_thread(feed, ())
 
 
 def _size() -> tuple[int, int]:

@@ -185,6 +185,7 @@ def start(
     timeout: float | None = DEFAULT_TIMEOUT,
     output_limit: int | None = None,
     pty: tuple[int, int] | None = None,
+    echo: bool = True,
     background: bool = False,
     frames: bool = False,
     command_id: str | None = None,
@@ -211,7 +212,9 @@ def start(
         else:
             fields["argv"] = list(command)
         fields["merge_stderr"] = merge_stderr or None
-        fields.update(user=user, umask=umask, pty=None if pty is None else {"rows": pty[0], "cols": pty[1]})
+        fields.update(user=user, umask=umask)
+        if pty is not None:
+            fields["pty"] = {"rows": pty[0], "cols": pty[1], **({} if echo else {"echo": False})}
     target = sandbox_path(ref, "exec" if language is None else "run")
     headers = (*_JSON, ("Accept", FRAMES)) if frames else _JSON
     wait = ANSWER_TIMEOUT if background else (None if timeout is None else timeout + APPROVAL + GRACE)

@@ -116,7 +116,8 @@ def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Eve
         raise from_wire(wire.get("error", wire))
     if kind == EVENT and "started" in wire:
         inner = wire["started"] if isinstance(wire["started"], dict) else wire
-        return Started(str(inner.get("command_id") or call.command_id or ""), inner.get("pid"))
+        command = str(inner.get("command_id") or call.command_id or "")
+        return Started(command, inner.get("pid"), inner.get("stdout_start") or 0)
     return Event(wire)
 
 

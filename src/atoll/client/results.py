@@ -31,13 +31,14 @@ class Value:
 
 
 class Started(Value):
-    """The first event of a stream: the command runs, and this is its id."""
+    """The first event of a stream: the command runs, and this is its id. Its stdout begins here at offset `stdout_start`."""
 
-    __slots__ = ("command_id", "pid")
+    __slots__ = ("command_id", "pid", "stdout_start")
 
-    def __init__(self, command_id: str, pid: int | None) -> None:
+    def __init__(self, command_id: str, pid: int | None, stdout_start: int = 0) -> None:
         self.command_id = command_id
         self.pid = pid
+        self.stdout_start = stdout_start
 
 
 class Output(Value):
@@ -149,6 +150,7 @@ class CommandInfo(_Outcome):
         "exit_code",
         "oom",
         "pid",
+        "pty",
         "sandbox_id",
         "signal",
         "status",
@@ -170,6 +172,7 @@ class CommandInfo(_Outcome):
         self.sandbox_id: str = get("sandbox_id") or ""
         self.status: str = get("status") or ""
         self.background = bool(get("background"))
+        self.pty = bool(get("pty"))
         self.pid: int | None = get("pid")
         self.exit_code: int | None = get("exit_code")
         self.signal: int | None = get("signal")

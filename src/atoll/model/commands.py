@@ -25,8 +25,11 @@ from atoll.model.sandboxes import CreateSandbox, check_no_request_id
 
 
 class PtySize(Request, kw_only=True):
+    """A terminal. Without `echo` what is typed is not written back, unless a program turns that on again."""
+
     rows: Rows = 24
     cols: Rows = 80
+    echo: bool = True
     term: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.+-]{1,64}$")] | None = None
 
 
@@ -183,13 +186,22 @@ class Chunk(NamedTuple):
     offset: int
 
 
+class Gap(Answer, kw_only=True):
+    """Output of a stream that is no longer kept: so many bytes from this offset on."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    bytes: int
+
+
 class CommandInfo(Answer, kw_only=True):
-    """A command and the part of its output that is kept; `stdout_start` is the offset `stdout` begins at."""
+    """A command and the part of its output that is kept; `stdout_start` is the offset `stdout` begins at. `pty`: it has a terminal."""
 
     command_id: str
     sandbox_id: str
     status: Literal["running", "completed", "timed_out", "cancelled", "failed", "lost"]
     background: bool
+    pty: bool = False
     language: str | None
     argv: list[str]
     pid: int | None

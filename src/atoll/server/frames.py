@@ -9,14 +9,14 @@ from contextlib import aclosing
 from typing import Any
 
 from atoll import errors, model
-from atoll.model import Chunk, ExecResult, SandboxInfo, SessionInfo, Started
+from atoll.model import Chunk, ExecResult, Gap, SandboxInfo, SessionInfo, Started
 from atoll.server.request import Exchange, internal, wire
 
 KEEPALIVE, STDOUT, STDERR, EVENT, RESULT, ERROR = range(6)
 CONTENT_TYPE = "application/x-atoll-frames"
 QUIET = 20.0  # seconds of silence after which a keepalive is sent
 
-Item = Started | Chunk | ExecResult | SandboxInfo | SessionInfo | dict[str, Any]
+Item = Started | Chunk | Gap | ExecResult | SandboxInfo | SessionInfo | dict[str, Any]
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -64,6 +64,8 @@ async def _write(exchange: Exchange, item: Item) -> None:
         await exchange.write(frame(item.channel, item.data))
     elif isinstance(item, Started):
         await exchange.write(frame(EVENT, model.encode({"started": item})))
+    elif isinstance(item, Gap):
+        await exchange.write(frame(EVENT, model.encode({"gap": item})))
     elif isinstance(item, ExecResult | SandboxInfo | SessionInfo):
         await exchange.write(frame(RESULT, model.encode(item)))
     else:

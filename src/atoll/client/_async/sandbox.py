@@ -7,24 +7,25 @@ The blocking face is generated from this one (scripts/unasync.py).
 """
 
 import builtins
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack
 
-from atoll.errors import AtollError, FailedPrecondition, NotFound, SandboxGone
+from atoll.errors import NotFound, SandboxGone
 
 from .. import calls
 from ..links import open_async_link
 from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
-from .driver import AsyncExchange, AsyncLink, Lock, ask_id
+from .driver import AsyncLink, Lock, ask_id
 from .files import AsyncFiles
 from .shells import AsyncShells
+from .terminals import AsyncTerminals, read_values
 from .tunnel import AsyncTunnel, open_tunnel
 from .workspaces import AsyncWorkspaces
 
 
-class AsyncSandbox(AsyncWorkspaces, AsyncShells):
+class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(
@@ -338,7 +339,7 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         ref, link = await self._target()
         exchange = await link.open(calls.start(ref, command, frames=True, **options))
         try:
-            async for value in _values(exchange):
+            async for value in read_values(exchange):
                 yield value
         finally:
             exchange.close()
@@ -387,26 +388,6 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells):
         ref, link = await self._target()
         answer = await link.call(calls.get(calls.sandbox_path(ref, "processes")))
         return [ProcessInfo(item) for item in answer["processes"]]
-
-    async def pty(
-        self,
-        command: str | Sequence[str] = ("bash", "-l"),
-        *,
-        rows: int = 24,
-        cols: int = 80,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-    ) -> "AsyncPty":
-        """A command on a terminal. Closing the AsyncPty kills it."""
-        ref, link = await self._target()
-        call = calls.start(
-            ref, command, cwd=cwd, env=env, user=user, timeout=timeout, pty=(rows, cols), stdin_stream=True, frames=True
-        )
-        exchange = await link.open(call)
-        await exchange.raise_for_status()
-        return AsyncPty(self, str(call.command_id), exchange)
 
     async def forward(self, port: int) -> AsyncTunnel:
         """Return one TCP connection to a port inside.
@@ -469,7 +450,7 @@ class AsyncCommand:
         ref, link = await self._sandbox._target()
         exchange = await link.open(calls.attach(ref, self.id, stdout, stderr))
         try:
-            async for value in _values(exchange):
+            async for value in read_values(exchange):
                 yield value
         finally:
             exchange.close()
@@ -512,96 +493,3 @@ class AsyncCommand:
         """End it with everything it started."""
         ref, link = await self._sandbox._target()
         await link.call(calls.kill(ref, self.id))
-
-
-class AsyncPty:
-    """A terminal inside the sandbox: iterate for its output, `result` is set at the end."""
-
-    def __init__(self, sandbox: AsyncSandbox, command_id: str, exchange: AsyncExchange) -> None:
-        self._sandbox = sandbox
-        self._exchange = exchange
-        self._values = _values(exchange)
-        self._closed = False
-        self.id = command_id
-        self.result: ExecResult | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._output()
-
-    async def _output(self) -> AsyncIterator[bytes]:
-        try:
-            async for value in self._values:
-                if isinstance(value, Output):
-                    yield value.data
-                elif isinstance(value, ExecResult):
-                    self.result = value
-        except AtollError:
-            if not self._closed:  # closed while it was read: the output ends here
-                raise
-
-    async def write(self, data: bytes | str) -> None:
-        """Type something.
-
-        Args:
-            data: what to type; text as UTF-8.
-        """
-        ref, link = await self._sandbox._target()
-        await link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data))
-
-    async def resize(self, rows: int, cols: int) -> None:
-        """Tell the programs on it that the terminal has another size.
-
-        Args:
-            rows: lines.
-            cols: columns.
-        """
-        ref, link = await self._sandbox._target()
-        await link.call(calls.resize(ref, self.id, rows, cols))
-
-    async def wait(self) -> ExecResult:
-        """Read on to the end and return the result."""
-        async for _ in self:
-            pass
-        if self.result is None:
-            raise FailedPrecondition("the terminal was closed before it ended")
-        return self.result
-
-    async def signal(self, number: int, *, group: str = "foreground") -> None:
-        """Send a signal to what runs in the foreground of the terminal.
-
-        Args:
-            number: of the signal, as in the module `signal`.
-            group: another receiver, as for `Command.signal`.
-        """
-        ref, link = await self._sandbox._target()
-        await link.call(calls.signal(ref, self.id, number, group))
-
-    async def kill(self) -> None:
-        """End the command with everything it started."""
-        ref, link = await self._sandbox._target()
-        await link.call(calls.kill(ref, self.id))
-
-    async def close(self) -> None:
-        """Let go of it; what still runs on it is killed. Whoever reads it meanwhile sees its end."""
-        self._closed = True
-        self._exchange.interrupt()
-        try:
-            await self._values.aclose()
-        except (RuntimeError, ValueError):
-            return  # it is being read: the reader finds the connection closed and lets go of it
-        self._exchange.close()
-
-
-async def _values(exchange: AsyncExchange) -> AsyncGenerator[Started | Output | Event | ExecResult, None]:
-    try:
-        await exchange.raise_for_status()
-        async for value in exchange.frames():
-            yield ExecResult(value) if isinstance(value, dict) else value
-    finally:
-        exchange.close()

@@ -8,24 +8,25 @@ The blocking face is generated from this one (scripts/unasync.py).
 """
 
 import builtins
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self, Unpack
 
-from atoll.errors import AtollError, FailedPrecondition, NotFound, SandboxGone
+from atoll.errors import NotFound, SandboxGone
 
 from .. import calls
 from ..links import open_link
 from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
-from .driver import Exchange, Link, Lock, ask_id
+from .driver import Link, Lock, ask_id
 from .files import Files
 from .shells import Shells
+from .terminals import Terminals, read_values
 from .tunnel import Tunnel, open_tunnel
 from .workspaces import Workspaces
 
 
-class Sandbox(Workspaces, Shells):
+class Sandbox(Workspaces, Shells, Terminals):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(
@@ -339,7 +340,7 @@ class Sandbox(Workspaces, Shells):
         ref, link = self._target()
         exchange = link.open(calls.start(ref, command, frames=True, **options))
         try:
-            for value in _values(exchange):
+            for value in read_values(exchange):
                 yield value
         finally:
             exchange.close()
@@ -388,26 +389,6 @@ class Sandbox(Workspaces, Shells):
         ref, link = self._target()
         answer = link.call(calls.get(calls.sandbox_path(ref, "processes")))
         return [ProcessInfo(item) for item in answer["processes"]]
-
-    def pty(
-        self,
-        command: str | Sequence[str] = ("bash", "-l"),
-        *,
-        rows: int = 24,
-        cols: int = 80,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        user: str | None = None,
-        timeout: float | None = None,
-    ) -> "Pty":
-        """A command on a terminal. Closing the Pty kills it."""
-        ref, link = self._target()
-        call = calls.start(
-            ref, command, cwd=cwd, env=env, user=user, timeout=timeout, pty=(rows, cols), stdin_stream=True, frames=True
-        )
-        exchange = link.open(call)
-        exchange.raise_for_status()
-        return Pty(self, str(call.command_id), exchange)
 
     def forward(self, port: int) -> Tunnel:
         """Return one TCP connection to a port inside.
@@ -470,7 +451,7 @@ class Command:
         ref, link = self._sandbox._target()
         exchange = link.open(calls.attach(ref, self.id, stdout, stderr))
         try:
-            for value in _values(exchange):
+            for value in read_values(exchange):
                 yield value
         finally:
             exchange.close()
@@ -513,96 +494,3 @@ class Command:
         """End it with everything it started."""
         ref, link = self._sandbox._target()
         link.call(calls.kill(ref, self.id))
-
-
-class Pty:
-    """A terminal inside the sandbox: iterate for its output, `result` is set at the end."""
-
-    def __init__(self, sandbox: Sandbox, command_id: str, exchange: Exchange) -> None:
-        self._sandbox = sandbox
-        self._exchange = exchange
-        self._values = _values(exchange)
-        self._closed = False
-        self.id = command_id
-        self.result: ExecResult | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._output()
-
-    def _output(self) -> Iterator[bytes]:
-        try:
-            for value in self._values:
-                if isinstance(value, Output):
-                    yield value.data
-                elif isinstance(value, ExecResult):
-                    self.result = value
-        except AtollError:
-            if not self._closed:  # closed while it was read: the output ends here
-                raise
-
-    def write(self, data: bytes | str) -> None:
-        """Type something.
-
-        Args:
-            data: what to type; text as UTF-8.
-        """
-        ref, link = self._sandbox._target()
-        link.call(calls.send_stdin(ref, self.id, data.encode() if isinstance(data, str) else data))
-
-    def resize(self, rows: int, cols: int) -> None:
-        """Tell the programs on it that the terminal has another size.
-
-        Args:
-            rows: lines.
-            cols: columns.
-        """
-        ref, link = self._sandbox._target()
-        link.call(calls.resize(ref, self.id, rows, cols))
-
-    def wait(self) -> ExecResult:
-        """Read on to the end and return the result."""
-        for _ in self:
-            pass
-        if self.result is None:
-            raise FailedPrecondition("the terminal was closed before it ended")
-        return self.result
-
-    def signal(self, number: int, *, group: str = "foreground") -> None:
-        """Send a signal to what runs in the foreground of the terminal.
-
-        Args:
-            number: of the signal, as in the module `signal`.
-            group: another receiver, as for `Command.signal`.
-        """
-        ref, link = self._sandbox._target()
-        link.call(calls.signal(ref, self.id, number, group))
-
-    def kill(self) -> None:
-        """End the command with everything it started."""
-        ref, link = self._sandbox._target()
-        link.call(calls.kill(ref, self.id))
-
-    def close(self) -> None:
-        """Let go of it; what still runs on it is killed. Whoever reads it meanwhile sees its end."""
-        self._closed = True
-        self._exchange.interrupt()
-        try:
-            self._values.close()
-        except (RuntimeError, ValueError):
-            return  # it is being read: the reader finds the connection closed and lets go of it
-        self._exchange.close()
-
-
-def _values(exchange: Exchange) -> Generator[Started | Output | Event | ExecResult, None, None]:
-    try:
-        exchange.raise_for_status()
-        for value in exchange.frames():
-            yield ExecResult(value) if isinstance(value, dict) else value
-    finally:
-        exchange.close()

@@ -20,7 +20,7 @@ from atoll.core.commands.verbs import Commands
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import Process
-from atoll.model import Chunk, CommandInfo, ExecResult, OpenShell, ShellInfo, ShellResult, ShellRun, Started
+from atoll.model import Chunk, CommandInfo, ExecResult, Gap, OpenShell, ShellInfo, ShellResult, ShellRun, Started
 
 MOST = 16  # sessions of one sandbox
 OPENING = 60.0  # seconds until a session must have said that it is ready
@@ -59,7 +59,8 @@ class Shells(Part):
             await self._commands.kill(who, ref, shell)
             said = session.output.kept[2].first(0, 2000).decode("utf-8", "replace").strip()
             if session.summary.get("exit_code") == UNSHARED:
-                raise errors.Unsupported("shell sessions work only as root of the sandbox", hint="leave out `user`")
+                hint = "leave out `user`"
+                raise errors.Unsupported("this user cannot have shell sessions in this sandbox", hint=hint)
             if session.summary.get("exit_code") == 127:
                 raise errors.Unsupported(f"this image has no {session.spec['opens']}", hint="choose another image")
             raise errors.FailedPrecondition(f"the shell did not start: {said or 'it said nothing'}")
@@ -76,7 +77,7 @@ class Shells(Part):
     @verb("shells.run")
     async def stream(
         self, who: Principal, ref: str, shell: str, asked: ShellRun
-    ) -> AsyncIterator[Started | Chunk | ShellResult]:
+    ) -> AsyncIterator[Started | Chunk | Gap | ShellResult]:
         """Run a command and pass on its output as it comes."""
         command = await self.start(who, ref, shell, asked)
         async for item in self._commands.attach(who, ref, command.command_id):

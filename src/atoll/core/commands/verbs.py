@@ -28,9 +28,10 @@ from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store, StoreFailed
 from atoll.core.store.typed import CommandRow, NewCommand
 from atoll.guest import Process, ProgramNotStarted
-from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, RunSpec, Started
+from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, Gap, RunSpec, Started
 
 MOST_SPAWNED = 512  # of one sandbox; its agent keeps records of 1024 processes
+TERMINALS = 32  # that may run in the background of one sandbox
 SHOWN_ARGUMENT = 4096
 SHOWN_ARGUMENTS = 16_384  # of all arguments together, in the record of a command
 
@@ -76,7 +77,7 @@ class Commands(Part):
         return running.result()
 
     @verb("commands.stream")
-    async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | ExecResult]:
+    async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | Gap | ExecResult]:
         """Run it and pass on its output as it comes. A slow reader slows the command and nothing else."""
         live = await self._sandboxes.wake(who, ref)
         if self._repeated(live, spec) is not None:
@@ -115,6 +116,8 @@ class Commands(Part):
             raise errors.Exhausted(
                 f"{most} commands run in the background of this sandbox already", hint="wait for one, or kill one"
             )
+        if isinstance(spec, ExecSpec) and spec.pty is not None and live.terminals >= TERMINALS:
+            raise errors.Exhausted(f"{TERMINALS} terminals are open in this sandbox already", hint="kill one")
         sealed = await self._admit(who, live, spec)
         running = await self._start(live, spec, sealed, background=True)
         if not terminal:
@@ -166,8 +169,9 @@ class Commands(Part):
     @verb("commands.attach")
     async def attach(
         self, who: Principal, ref: str, command: str, stdout: int = 0, stderr: int = 0
-    ) -> AsyncIterator[Started | Chunk | ExecResult]:
-        """Its output from those offsets (-1: from now on) and its result. Going away does not touch it."""
+    ) -> AsyncIterator[Started | Chunk | Gap | ExecResult]:
+        """Its output from those offsets (-1: from now on) and its result; what of it is no longer kept is told. Going away does not
+        touch it."""
         sandbox, found = self._find(who, ref, command)
         running: Running | None = None
         if isinstance(found, Running):
@@ -178,15 +182,22 @@ class Commands(Part):
                 raise errors.FailedPrecondition("the output of this command is no longer kept")
             stored.finish()
             output, result = stored, _stored_result(sandbox, found, stored)
-        yield Started(
-            command_id=command, sandbox_id=sandbox, pid=found.pid if isinstance(found, Running) else found["pid"]
-        )
+        at = {c: output.kept[c].total if start < 0 else start for c, start in ((1, stdout), (2, stderr))}
+        pid = found.pid if isinstance(found, Running) else found["pid"]
+        yield Started(command_id=command, sandbox_id=sandbox, pid=pid, stdout_start=at[1], stderr_start=at[2])
         try:
-            async for channel, offset, data in output.follow({1: stdout, 2: stderr}):
+            async for channel, offset, data in output.follow(at):
+                if offset > at[channel]:
+                    yield _gap(channel, at[channel], offset)
+                at[channel] = offset + len(data)
                 yield Chunk(channel, data, offset)
             if running is not None:
                 await running.done.wait()
                 result = running.result()
+            assert result is not None
+            for channel, total in ((1, result.stdout_bytes), (2, result.stderr_bytes)):
+                if total > at[channel]:
+                    yield _gap(channel, at[channel], total)
         finally:
             if running is None:
                 _close(output)
@@ -545,6 +556,10 @@ def _stored_result(sandbox: str, row: CommandRow, output: Output) -> ExecResult:
         truncated=summary["stdout_truncated"] or summary["stderr_truncated"],
         **summary,
     )
+
+
+def _gap(channel: int, start: int, end: int) -> Gap:
+    return Gap(stream="stdout" if channel == 1 else "stderr", offset=start, bytes=end - start)
 
 
 def _close(output: Output | None) -> None:

@@ -22,7 +22,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.policy.profiles import OPEN, Ceiling
 from atoll.core.sandboxes.provisioning import TEMPORARY
 from atoll.egress import presets
-from atoll.model import Chunk, CreateSandbox, ExecResult, RunOnce, SandboxInfo, Started, unbase64
+from atoll.model import Chunk, CreateSandbox, ExecResult, Gap, RunOnce, SandboxInfo, Started, unbase64
 
 if TYPE_CHECKING:
     from atoll.core import Core
@@ -34,7 +34,7 @@ IDLE_S = 300.0  # for one whose daemon was killed: nothing else would end it
 UNKEPT_S = 24 * 3600.0 + 600.0  # the longest timeout of a command and some; a backstop, nothing waits for it
 BEHIND = 4  # so many sandboxes may still be going when a caller is told that his run is over
 
-Item = Started | Chunk | ExecResult | dict[str, Any]
+Item = Started | Chunk | Gap | ExecResult | dict[str, Any]
 
 
 class Once(Part):

@@ -92,6 +92,11 @@ class Live:
             if command.background and not command.ended and not any(map(command.spec.get, UNCOUNTED))
         )
 
+    @property
+    def terminals(self) -> int:
+        """Those that run, in the background or not."""
+        return sum(1 for command in self.commands.values() if not command.ended and command.spec.get("pty"))
+
     def finished(self, command: "Running") -> None:
         """Of what has ended, the newest are remembered with their output while they are few and small."""
         size = 0 if command.background else sum(kept.size for kept in command.output.kept.values())

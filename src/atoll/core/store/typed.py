@@ -91,11 +91,11 @@ class CommandFacts(TypedDict):
     ended_at: float | None
     status: Literal["running", "completed", "timed_out", "cancelled", "failed", "lost"]
     exit: Fields | None
+    spec: Fields
 
 
 class CommandRow(CommandFacts):
     body: str
-    spec: Fields
 
 
 class EventRow(TypedDict):

@@ -1,7 +1,7 @@
 """atoll's own tool: a shell session, in which directory and environment stay from call to call."""
 
 from atoll import errors
-from atoll.model import OpenShell, ShellResult, ShellRun
+from atoll.model import OpenShell, ShellResult, ShellRun, convert
 from atoll.surfaces.mcp import content, tools
 from atoll.surfaces.mcp.client import Call, given, tool
 from atoll.words import k8e_ids as ids
@@ -23,7 +23,8 @@ async def use_shell(call: Call, asked: tools.UseShell) -> content.Result:
         raise errors.InvalidArgument("command is needed")
     spec = ShellRun(command=command, timeout_ms=asked.timeout * 1000, output_limit=4096)
     if shell is None:
-        shell = (await shells.open(call.who, ref, OpenShell(language=asked.language))).shell_id
+        wanted = convert(OpenShell, {"language": asked.language, "user": given(asked.user)})
+        shell = (await shells.open(call.who, ref, wanted)).shell_id
     ended = await call.follow(shells.stream(call.who, ref, shell, spec))
     over = isinstance(ended.done, ShellResult) and ended.done.shell_ended
     return content.values({"shell_id": shell, "shell_ended": over, **ended.fields()})

@@ -180,6 +180,7 @@ class UseShell(Arguments, kw_only=True):
     ) = UNSET
     session_id: Session | UnsetType = UNSET
     language: Annotated[Literal["bash", "python", "node"], Meta(description="Of a new shell (bash)")] = "bash"
+    user: Annotated[str, Meta(max_length=256, description="Of a new shell: name or number (root)")] | UnsetType = UNSET
     action: Annotated[Literal["run", "interrupt", "close"], Meta(description="What to do (run)")] = "run"
     timeout: Seconds = 30
 

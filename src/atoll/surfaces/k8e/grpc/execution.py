@@ -82,7 +82,7 @@ class Execution:
                     yield pb.ExecStreamResponse(
                         chunk=text[item.channel].feed(item.data), data=item.data, stream=_STREAM[item.channel]
                     )
-                else:
+                elif isinstance(item, ExecResult):
                     for channel, pieces in text.items():
                         if rest := pieces.feed(b"", last=True):
                             yield pb.ExecStreamResponse(chunk=rest, stream=_STREAM[channel])
@@ -97,7 +97,7 @@ class Execution:
                 elif isinstance(item, Chunk):
                     if text := frames.add(item.channel, item.data):
                         yield pb.ExecStreamResponse(chunk=text)
-                else:
+                elif isinstance(item, ExecResult):
                     yield pb.ExecStreamResponse(chunk=frames.end(exit_code_of(item)))
 
     async def PollRun(self, who: Principal, request: Any) -> Any:
