@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from atoll.cli.output import OWN_FAILURE, say, tell
+from atoll.cli.output import OWN_FAILURE, print_json, say, tell
 from atoll.cli.session import open_link
 from atoll.client import calls
 from atoll.client.calls import Call
@@ -68,8 +68,16 @@ def env(arguments: Arguments) -> int:
     name = arguments.rest[0] if arguments.rest else "e2b"
     made = open_link(arguments).call(calls.post("/v1/keys", {"name": name, "ttl": arguments.ttl}))
     shown = f"[{host}]" if ":" in host else host
-    tell(f"export E2B_API_KEY={made['e2b_key']}")
-    tell(f"export E2B_API_URL=http://{shown}:{port}")
-    tell(f"export E2B_SANDBOX_URL=http://{shown}:{port}")
-    tell(f"export E2B_DOMAIN=localhost:{port}")
+    url = f"http://{shown}:{port}"
+    lines = {
+        "E2B_API_KEY": made["e2b_key"],
+        "E2B_API_URL": url,
+        "E2B_SANDBOX_URL": url,
+        "E2B_DOMAIN": f"localhost:{port}",
+    }
+    if arguments.values.get("json"):
+        print_json(lines)
+    else:
+        for name, value in lines.items():
+            tell(f"export {name}={value}")
     return 0

@@ -33,7 +33,7 @@ async def serve(app: Served, exchange: Exchange, sandbox: str) -> None:
     call = Call(app, exchange, who, sandbox)
     with app.core.keeper.watch.during(who):
         if parts == ["files"] and method in ("GET", "POST"):
-            await (files.download(call) if method == "GET" else files.upload(call))
+            await _files(call, owner)
         elif parts == ["metrics"] and method == "GET":
             await files.metrics(call)
         elif parts == ["envs"] and method == "GET":
@@ -42,6 +42,15 @@ async def serve(app: Served, exchange: Exchange, sandbox: str) -> None:
             await _call(call, parts)
         else:
             raise errors.NotFound("envd has no such route")
+
+
+async def _files(call: Call, owner: str) -> None:
+    """Serve a file. Clients take 409 for another thing, so what the sandbox's state does not allow is said otherwise."""
+    try:
+        await (files.download(call) if call.exchange.scope["method"] == "GET" else files.upload(call))
+    except (errors.FailedPrecondition, errors.SandboxGone) as error:
+        await call.app.reach(call.sandbox, owner)
+        raise WireError(503, error.message) from None
 
 
 def check_token(app: Served, exchange: Exchange, sandbox: str) -> None:
