@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from atoll import errors
 from atoll.ownership import writable_by_others
@@ -144,8 +144,48 @@ class Accounts(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
         return found
 
 
+class Egress(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Private networks that are open for named hosts, name servers to ask instead of the machine's, and `egress/limits.py`."""
+
+    private: dict[str, list[str]] = field(default_factory=dict)
+    servers: list[str] = field(default_factory=list)
+    limits: dict[str, Annotated[int, Meta(ge=1)]] = field(default_factory=dict)
+
+
+class Images(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Which images may be used, and where they come from."""
+
+    allow: list[str] | UnsetType = UNSET  # patterns; without this every image
+    custom: dict[str, str] = field(default_factory=dict)  # names of the operator's own
+    insecure_registries: list[str] = field(default_factory=list)
+    ca_file: str = ""
+    key_pull_mb: Annotated[int, Meta(ge=0)] = 8192  # of the images that one key may bring here
+    prefer: Literal["host", "catalog"] = "host"
+
+
+class Grpc(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """`listen` is what `atoll serve` opens on TCP."""
+
+    listen: tuple[str, ...] = ("127.0.0.1:50051",)
+    advertised: str = ""
+
+
+class Gateway(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What callers from elsewhere see of this machine."""
+
+    grpc: Grpc = Grpc()
+    expose_base_url: str = ""  # of exposed ports, where a proxy stands in front
+
+
+class Pool(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """How many spares each kind of sandbox keeps, at least and at most."""
+
+    floor: Annotated[int, Meta(ge=0, le=256)] = 2
+    ceiling: Annotated[int, Meta(ge=0, le=256)] = 8
+
+
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """All of config.toml. Tables other parts own (`egress`, `images`, ...) are passed to them unread."""
+    """All of config.toml."""
 
     limits: Limits = Limits()
     sandboxes: Sandboxes = Sandboxes()
@@ -155,10 +195,10 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     warm: Warm = Warm()
     accounts: Accounts = Accounts()
     storage: Storage = Storage()
-    egress: dict[str, Any] = field(default_factory=dict)
-    images: dict[str, Any] = field(default_factory=dict)
-    gateway: dict[str, Any] = field(default_factory=dict)
-    pool: dict[str, Any] = field(default_factory=dict)
+    egress: Egress = Egress()
+    images: Images = Images()
+    gateway: Gateway = Gateway()
+    pool: Pool = Pool()
 
 
 def load(home: Path) -> Config:

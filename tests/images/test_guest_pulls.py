@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lab.images import Member, RegistryServer, build_image, make_tar
 
+from atoll import config
 from atoll.core.policy.images import StoredImages
 from atoll.errors import AtollError, Exhausted, ImageError, PermissionDenied
 from atoll.images import Catalog, Detection, ImageStore, obtain
@@ -116,6 +117,6 @@ def test_what_a_key_brings_is_bounded(
 
 async def test_create_by_a_key_asks_for_a_guest(tmp_path: Path, registry: RegistryServer) -> None:
     """The way every surface takes: an image named at create is looked for with the rights of the caller."""
-    images = StoredImages(tmp_path / "store", {"ca_file": str(registry.ca)})
+    images = StoredImages(tmp_path / "store", config.Images(ca_file=str(registry.ca)))
     with pytest.raises(PermissionDenied):
         await images.choose(f"{registry.address}/any/thing:1", guest="key:agent")

@@ -55,7 +55,7 @@ class Daemon:
         self.listener = Listener(self.rest, home / "daemon.sock")
         self.gateway: Gateway | None = None
         self.exposed = ExposedPorts(
-            core.exposures, core.ports, core.store, str(core.config.gateway.get("expose_base_url", "")), core.accounts
+            core.exposures, core.ports, core.store, core.config.gateway.expose_base_url, core.accounts
         )
         self._grpc = grpc
         self._stopping = asyncio.Event()
@@ -223,21 +223,20 @@ def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     settings = settings or config.Config()
     refuse = settings.security.version_floor == "refuse"
     egress = EgressSettings.of(settings.egress, settings.sandboxes.hosts or ())
-    authority = settings.images.get("ca_file")
+    authority = settings.images.ca_file
     return LocalBackend(
         home,
         layers=Layers(home / "images", Path(authority) if authority else None),
         links=Links(home, egress.servers, egress.limits),
-        pool=PoolSettings.of(settings.pool),
+        pool=PoolSettings(settings.pool.floor, max(settings.pool.floor, settings.pool.ceiling)),
         refuse_old=refuse,
         engine=settings.backend.container_engine,
     )
 
 
 def local_images(home: Path, settings: config.Config) -> Images:
-    from atoll.core.policy.images import StoredImages, check_settings
+    from atoll.core.policy.images import StoredImages
 
-    check_settings(settings.images)
     return StoredImages(home / "images", settings.images)
 
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from atoll import errors
+import msgspec
+
+from atoll import config, errors
 from atoll.backends import contract
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 HOST = "host"
 AUTO = "auto"  # as an image's name: the one the program means
 KEPT = 64
-KEY_PULL_MB = 8192  # of the images that one key may bring here
+DEFAULTS = config.Images()
 LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
 STALE = 300.0  # and after which a caller waits for that
 
@@ -61,9 +63,9 @@ class Images(Protocol):
 class StoredImages:
     """Images of `atoll.images` below one directory. The store is opened with the first use."""
 
-    def __init__(self, store: "ImageStore | Path", settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, store: "ImageStore | Path", settings: config.Images = DEFAULTS) -> None:
         self._given = store
-        self._settings = dict(settings or {})
+        self._settings = settings
         self._store: ImageStore | None = None
         self._host: dict[Wish, tuple[float, Chosen]] = {}
         self._looking: dict[Wish, asyncio.Task[Chosen]] = {}
@@ -140,7 +142,7 @@ class StoredImages:
         """With variables for programs that would not look at this machine's certificate authorities."""
         from atoll.images.registry import authorities
 
-        authority = self._settings.get("ca_file")
+        authority = self._settings.ca_file
         env = {**authorities.environment(Path(authority) if authority else None), **image.env}
         return Chosen(image.name, env, image.user, image.workdir, image.digest, why)
 
@@ -168,8 +170,8 @@ class StoredImages:
         if guest is not None:
             from atoll.images.registry.public import Guest
 
-            more["guest"] = Guest(guest, int(self._settings.get("key_pull_mb", KEY_PULL_MB)) << 20)
-        more["prefer"] = self._settings.get("prefer", "host")
+            more["guest"] = Guest(guest, self._settings.key_pull_mb << 20)
+        more["prefer"] = self._settings.prefer
         return obtain(found, self.store, catalog, allowlist=allowlist, **more)
 
     # For people
@@ -215,10 +217,10 @@ class StoredImages:
             if isinstance(given, ImageStore):
                 self._store = given
             else:
-                authority = known.get("ca_file")
+                authority = known.ca_file
                 self._store = ImageStore(
                     given,
-                    insecure_registries=known.get("insecure_registries", ()),
+                    insecure_registries=known.insecure_registries,
                     ca_file=Path(authority) if authority else None,
                 )
         return self._store
@@ -227,32 +229,16 @@ class StoredImages:
     def catalog(self) -> "Catalog":
         from atoll.images import Catalog
 
-        return Catalog.load(self._settings.get("custom"))
+        return Catalog.load(self._settings.custom)
 
     @property
     def allowlist(self) -> "Allowlist":
         from atoll.images import Allowlist
 
-        return Allowlist.of(self._settings.get("allow"))
+        allow = self._settings.allow
+        return Allowlist.of(None if allow is msgspec.UNSET else allow)
 
 
 def as_fields(progress: "Progress") -> dict[str, Any]:
     """Return a step as it is sent to callers."""
     return {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
-
-
-def check_settings(settings: Mapping[str, Any]) -> None:
-    """The operator's `[images]` table; an unknown key or a wrong type is an error when the daemon starts."""
-    kinds = {
-        "allow": list, "custom": dict, "insecure_registries": list, "ca_file": str, "key_pull_mb": int, "prefer": str,
-    }  # fmt: skip
-    for key, value in settings.items():
-        if key not in kinds:
-            from atoll.profiles import nearest
-
-            raise errors.InvalidArgument(f"config.toml: unknown key `images.{key}`", hint=nearest(key, kinds))
-        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        if not isinstance(value, kinds[key]) or not all(isinstance(entry, str) for entry in entries):
-            raise errors.InvalidArgument(f"config.toml: `images.{key}` has a value of the wrong kind")
-    if settings.get("prefer", "host") not in ("host", "catalog"):
-        raise errors.InvalidArgument("config.toml: `images.prefer` is host or catalog")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import errors
+from atoll import config, errors
 from atoll.backends.contract import Backend, NetworkEvents
 from atoll.core.access.approval_rules import held_hosts
 from atoll.egress import EgressPolicy, Limits, default_hosts
@@ -45,26 +45,13 @@ class Settings:
     limits: Limits
 
     @staticmethod
-    def of(table: Mapping[str, Any], defaults: Iterable[str]) -> "Settings":
-        for key in table:
-            if key not in ("private", "servers", "limits"):
-                raise errors.InvalidArgument(
-                    f"config.toml: unknown key `egress.{key}`",
-                    hint="known are `egress.private`, `egress.servers` and `egress.limits`",
-                )
-        private, servers = table.get("private", {}), table.get("servers", [])
-        if not isinstance(private, dict) or not isinstance(servers, list):
-            raise errors.InvalidArgument("config.toml: `egress.private` is a table and `egress.servers` a list")
+    def of(table: config.Egress, defaults: Iterable[str]) -> "Settings":
         try:
-            found = tuple((str(ipaddress.ip_address(server)), 53) for server in servers)
+            found = tuple((str(ipaddress.ip_address(server)), 53) for server in table.servers)
         except ValueError as error:
             raise errors.InvalidArgument(f"config.toml: egress.servers: {error}") from None
-        EgressPolicy.of(defaults, private=private)
-        limits = table.get("limits", {})
-        if not isinstance(limits, dict):
-            raise errors.InvalidArgument("config.toml: `egress.limits` is a table")
-        opened = {str(host): [str(net) for net in nets] for host, nets in private.items()}
-        return Settings(opened, found, Limits.of(limits))
+        EgressPolicy.of(defaults, private=table.private)
+        return Settings(table.private, found, Limits.of(table.limits))
 
 
 class Network(NetworkEvents):
@@ -72,13 +59,11 @@ class Network(NetworkEvents):
 
     __slots__ = ("_backend", "_defaults", "_settings")
 
-    def __init__(
-        self, backend: Backend, defaults: Iterable[str] | None = None, settings: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, defaults: Iterable[str] | None, settings: config.Egress) -> None:
         super().__init__()
         self._backend = backend
         self._defaults = tuple(default_hosts() if defaults is None else defaults)
-        self._settings = Settings.of(settings or {}, self._defaults)
+        self._settings = Settings.of(settings, self._defaults)
 
     async def policy(self, spec: CreateSandbox, runtime: str) -> Stored:
         """A list that was asked for and cannot be enforced is an error; the default one is then no network at all."""

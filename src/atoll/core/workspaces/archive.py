@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from atoll import errors
 from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
-from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry, Head
+from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry, Head, Origin
 from atoll.images.layers import tar
 
 AHEAD = 4  # chunks read before they are needed
@@ -135,7 +135,7 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def bring_in(chunks: ChunkStore, archive: Path) -> tuple[Head, list[Entry]]:
+def bring_in(chunks: ChunkStore, archive: Path) -> tuple[Origin, list[Entry]]:
     """Read an archive into the store; the caller makes it a snapshot. Blocking."""
     try:
         with open(archive, "rb") as file:
@@ -144,7 +144,7 @@ def bring_in(chunks: ChunkStore, archive: Path) -> tuple[Head, list[Entry]]:
         raise errors.InvalidArgument(f"this is not a snapshot's archive: {bad}") from None
 
 
-def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Head, list[Entry]]:
+def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Origin, list[Entry]]:
     metadata: dict[str, Any] | None = None
     reader = tar.TarReader(file.read)
     try:
@@ -172,7 +172,7 @@ def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Head, li
         with open(inner, "rb") as raw, gzip.GzipFile(fileobj=raw) as packed:
             entries = read_members(chunks, _bounded(packed, raw), full=metadata.get("full") is True)
             _finish(packed)
-            return _head(metadata), entries
+            return _origin(metadata), entries
     finally:
         inner.unlink(missing_ok=True)
 
@@ -277,7 +277,7 @@ def _read_metadata(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _head(metadata: dict[str, Any]) -> Head:
+def _origin(metadata: dict[str, Any]) -> Origin:
     """Only text for people is taken over; everything that decides anything is counted anew."""
     text = {key: str(metadata.get(key) or "")[:200] for key in ("session_id", "tenant_id", "image")}
     return {

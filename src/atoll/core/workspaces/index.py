@@ -15,7 +15,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 import msgspec
 import zstandard
@@ -45,7 +45,32 @@ class Entry(NamedTuple):
     target: bytes = b""
 
 
-Head = dict[str, Any]
+class Origin(TypedDict):
+    """Where a snapshot comes from. `imported`: of an archive, whose word decides nothing."""
+
+    created_at: float
+    sandbox_id: str
+    tenant: str
+    image: str
+    full: bool
+    stored_bytes: int
+    skipped: list[str]
+    imported: NotRequired[bool]
+
+
+class Head(Origin):
+    """What a snapshot is."""
+
+    owner: str
+    name: str
+    size_bytes: int
+    file_count: int
+
+
+class SavedHead(Head):
+    """The first line of a snapshot's file."""
+
+    files_sha256: str
 
 
 def check_name(name: str) -> str:
@@ -84,7 +109,7 @@ class Shelf:
         finally:
             os.close(directory)
 
-    def head(self, owner: str, name: str) -> Head:
+    def head(self, owner: str, name: str) -> SavedHead:
         head, _ = self._open(self._path(owner, name), name)
         if head["owner"] != owner or head["name"] != name:
             raise Internal(f"snapshot {name!r} is not what its place says", hint="delete it")
@@ -125,7 +150,7 @@ class Shelf:
                     found.update(entry.chunks)
         return found
 
-    def _open(self, path: Path, name: str, *, whole: bool = False) -> tuple[Head, bytes]:
+    def _open(self, path: Path, name: str, *, whole: bool = False) -> tuple[SavedHead, bytes]:
         try:
             with open(path, "rb") as file:
                 signature, line = file.readline(_MAX_HEAD).rstrip(b"\n"), file.readline(_MAX_HEAD).rstrip(b"\n")
@@ -134,7 +159,7 @@ class Shelf:
             raise _unknown(name) from None
         if not hmac.compare_digest(signature, self._sign(line).encode()):
             raise Internal(f"snapshot {name!r} is damaged on disk, or was not made here", hint="delete it")
-        head: Head = json.loads(line)
+        head: SavedHead = json.loads(line)
         return head, packed
 
     def _sign(self, line: bytes) -> str:
@@ -145,7 +170,7 @@ class Shelf:
         return self._directory / (hashlib.sha256(f"{owner}\0{name}".encode()).hexdigest()[:32] + ".snap")
 
 
-def _unpack(head: Head, packed: bytes) -> list[Entry]:
+def _unpack(head: SavedHead, packed: bytes) -> list[Entry]:
     if hashlib.sha256(packed).hexdigest() != head["files_sha256"]:
         raise Internal(f"snapshot {head['name']!r} is damaged on disk", hint="delete it")
     raw = zstandard.ZstdDecompressor().decompress(packed, max_output_size=_MAX_LIST)

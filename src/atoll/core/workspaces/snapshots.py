@@ -184,9 +184,9 @@ class Snapshots(Part):
                             raise errors.TooLarge(f"an archive holds at most {archive.MAX_BYTES >> 30} GiB")
                         chunks.check_space(len(piece))
                         await asyncio.to_thread(file.write, piece)
-                head, entries = await self._workers.run(who.owner, archive.bring_in, chunks, scratch)
-            head.update(owner=who.owner, name=name, size_bytes=sum(entry.size for entry in entries))
-            head["file_count"] = _count(entries)
+                origin, entries = await self._workers.run(who.owner, archive.bring_in, chunks, scratch)
+            size = sum(entry.size for entry in entries)
+            head: Head = {**origin, "owner": who.owner, "name": name, "size_bytes": size, "file_count": _count(entries)}
             await self._workers.run(head["owner"], self._keep, head, entries)
         return _info(head)
 
@@ -342,5 +342,4 @@ async def _remove(client: GuestClient, paths: list[bytes]) -> None:
 
 
 def _info(head: Head) -> SnapshotInfo:
-    fields = {name: head[name] for name in SnapshotInfo.__struct_fields__}
-    return SnapshotInfo(**fields)
+    return msgspec.convert({name: head.get(name) for name in SnapshotInfo.__struct_fields__}, SnapshotInfo)

@@ -111,7 +111,7 @@ def image_of(app: Served, template: str) -> str | None:
         return BASE_IMAGE
     from atoll.images import Catalog
 
-    image = Catalog.load(app.core.config.images.get("custom")).get(found[1])
+    image = Catalog.load(app.core.config.images.custom).get(found[1])
     return image.name if image is not None else None
 
 

@@ -16,9 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import Struct
-
 from atoll.accounts import Accounts
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
@@ -34,13 +31,6 @@ if TYPE_CHECKING:
 
 RENEW_CHECK_SECONDS = 6 * 3600.0
 _log = logging.getLogger(__name__)
-
-
-class Settings(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """`[gateway.grpc]` of config.toml. `listen` is what `atoll serve` opens on TCP."""
-
-    listen: tuple[str, ...] = ("127.0.0.1:50051",)
-    advertised: str = ""
 
 
 Starter = Callable[[Doors, Doorkeeper, "Authority"], Awaitable[Any]]
@@ -137,9 +127,11 @@ class Gateway:
 async def serve(core: Core, app: Any, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Gateway:
     """What the daemon calls. `app` is the REST application, for HTTP/1.1 on TCP; with `tcp` the addresses of `listen`, else
     those of the operator's settings, are opened too."""
-    settings = read_settings(core)
+    settings = core.config.gateway.grpc
     addresses = [parse_address(text) for text in (settings.listen if listen is None else listen)] if tcp else []
-    authority = await asyncio.to_thread(_authority, core.home, settings.advertised) if addresses else None
+    authority = (
+        await asyncio.to_thread(_authority, core.home, _advertised() or settings.advertised) if addresses else None
+    )
 
     async def starter(doors: Doors, keeper: Doorkeeper, authority: Authority) -> Any:
         server = await asyncio.to_thread(_load_server)
@@ -157,17 +149,6 @@ async def serve(core: Core, app: Any, *, tcp: bool = False, listen: Sequence[str
     return gateway
 
 
-def read_settings(core: Core) -> Settings:
-    table = dict(core.config.gateway.get("grpc") or {})
-    advertised = os.environ.get("ATOLL_ADVERTISED_HOSTNAME") or os.environ.get("K8E_SANDBOX_ADVERTISED_HOSTNAME")
-    if advertised:
-        table["advertised"] = advertised
-    try:
-        return msgspec.convert(table, Settings)
-    except msgspec.ValidationError as bad:
-        raise InvalidArgument(f"config.toml, [gateway.grpc]: {bad}") from None
-
-
 def parse_address(text: str) -> tuple[str, int]:
     """`host:port`, `[::1]:port`, `:port` (every IPv4 address) or a bare port (loopback)."""
     host, _, port = text.rpartition(":")
@@ -176,6 +157,12 @@ def parse_address(text: str) -> tuple[str, int]:
     if ":" not in text:
         return "127.0.0.1", int(port)
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _advertised() -> str:
+    """Return the name that the environment gives this gateway."""
+    environment = os.environ
+    return environment.get("ATOLL_ADVERTISED_HOSTNAME") or environment.get("K8E_SANDBOX_ADVERTISED_HOSTNAME") or ""
 
 
 def _authority(home: Path, advertised: str) -> Authority:
