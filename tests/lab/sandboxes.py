@@ -91,6 +91,12 @@ class Lab:
         atoll.Sandbox.list(home=self.home)
         return int(self.ask("GET", "/v1/health")[1]["pid"])
 
+    def peak_memory(self) -> int:
+        """The most bytes that were ever resident in the daemon."""
+        pid = self.ask("GET", "/v1/health")[1]["pid"]
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
     def works(self, runtime: str) -> str:
         """Empty when this machine has the runtime, else why not. Its probe has really started a sandbox."""
         if (runtime,) == RUNTIMES:

@@ -291,3 +291,15 @@ def test_calls_without_a_session_follow_a_rotated_key(lab: Lab, door: Any) -> No
     assert status == 200 and "two" in json.dumps(answer["result"]["structuredContent"]), answer
     assert post(door, run("echo three"), **first)[0] == 401
     lab.ask("POST", "/v1/keys/revoke", {"name": "turning"})
+
+
+def test_a_message_of_very_many_values_is_refused_and_a_long_text_is_not(lab: Lab, door: Any) -> None:
+    """F2-M4 at this door: counted before anything is made of it."""
+    before = lab.peak_memory()
+    head = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"sandbox_run","arguments":{"code":'
+    for values in (b"[" + b"[]," * 5_000_000 + b"1]", b"[" * 5_000_000 + b"]" * 5_000_000, b'[{"a":' * 1_000_000):
+        status, answer, _ = post(door, head + values + b"}}}")
+        assert status == 413 and "too many values" in answer["error"]["message"], answer
+    assert lab.peak_memory() - before < 128 << 20
+    status, answer, _ = post(door, request("tools/call", name="sandbox_none", arguments={"code": "a,[b," * 200_000}))
+    assert status == 200 and "too many" not in json.dumps(answer)[:1000]

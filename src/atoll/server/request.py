@@ -4,7 +4,7 @@ import asyncio
 import errno
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -108,8 +108,7 @@ class Exchange:
 
     async def json(self, kind: type[T]) -> T:
         data = await self.body()
-        if len(data) > LARGE_JSON:
-            check_shape(data, kind)
+        check_shape(data, kind)
         return model.decode(kind, data)
 
     async def while_connected(self, work: Awaitable[T]) -> T:
@@ -202,18 +201,25 @@ def check_shape(data: bytes, kind: Any = None) -> None:
 
     What is counted can also stand inside a text; that of the fields of `kind` which are texts does not count.
     """
-    marks = _marks(data)
-    if marks <= MAX_VALUES:
+    check_texts(data, lambda: _fields(msgspec.json.decode(data, type=_unread(kind))))
+
+
+def check_texts(data: bytes, parts: Callable[[], Iterable[msgspec.Raw]]) -> None:
+    """The same for a request of another form: `parts` gives what is not looked into, of which texts do not count."""
+    if len(data) <= LARGE_JSON:
         return
-    if marks <= MAX_MARKS:
+    marks = _marks(data)
+    if MAX_VALUES < marks <= MAX_MARKS:
         try:
-            fields = msgspec.json.decode(data, type=_unread(kind))
-            texts = (text for name in fields.__struct_fields__ if (text := bytes(getattr(fields, name)))[:1] == b'"')
-            marks -= sum(map(_marks, texts))
+            marks -= sum(_marks(text) for part in parts() if (text := bytes(part))[:1] == b'"')
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
             pass  # it is not such a request, and is refused by its size
     if marks > MAX_VALUES:
         raise errors.TooLarge("the request has too many values", hint="send less, or upload files")
+
+
+def _fields(made: Any) -> Iterable[msgspec.Raw]:
+    return (getattr(made, name) for name in made.__struct_fields__)
 
 
 def _marks(data: bytes) -> int:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from atoll import errors, model
 from atoll.server import frames
-from atoll.server.request import Exchange, flag, internal
+from atoll.server.request import Exchange, check_texts, flag, internal
 from atoll.server.routes import Rest, Route, route
 from atoll.surfaces.iii import files
 from atoll.surfaces.iii import requests as r
@@ -47,6 +47,7 @@ async def _fail(exchange: Exchange, door: Door, failure: Failure) -> None:
 
 
 def _payload(body: bytes) -> Any:
+    check_texts(body, lambda: msgspec.json.decode(body, type=dict[str, msgspec.Raw]).values())
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:

@@ -7,15 +7,18 @@ may not: Host and Origin are checked, and bodies must say that they are JSON.
 import asyncio
 import re
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
-from atoll import errors
+import msgspec
+
+from atoll import accounts, errors
 from atoll.core import Core
 from atoll.core.access.credentials import Peer, bearer_of, require
 from atoll.core.access.principals import Principal
 from atoll.server.error_boundary import content_kind, guarded, refuse_browsers
-from atoll.server.request import Exchange, Gone, Receive, Scope, Send, unquote
+from atoll.server.request import Exchange, Gone, Receive, Scope, Send, check_texts, unquote
 from atoll.server.tcp import is_loopback
 from atoll.surfaces.mcp import hello
 from atoll.surfaces.mcp.client import Client
@@ -87,7 +90,12 @@ class McpHttp:
         exchange.who = self.admit(exchange)
         if exchange.parts != ["mcp"]:
             raise errors.NotFound("MCP is at /mcp")
-        with self.keeper.watch.during(exchange.who):
+        who = exchange.who
+        with (
+            self.keeper.watch.during(who),
+            self.core.accounts.lease(accounts.MEMORY, 0, accounts.owner(who.owner)) as held,
+        ):
+            exchange.scope["state"]["charge"] = held.grow
             await self._route(exchange, receive, send)
 
     def admit(self, exchange: Exchange) -> Principal:
@@ -108,6 +116,7 @@ class McpHttp:
         if method != "POST":
             return await (await self._modern()).handle(exchange.scope, receive, send, exchange.who)
         body = await exchange.body(MAX_BODY)
+        check_texts(body, lambda: _arguments(body))
         if _K8E_ID.fullmatch(session):
             return await self._post(exchange, body, session)
         if session or _is_modern(exchange) or _is_initialize(body):
@@ -211,6 +220,19 @@ def _is_initialize(body: bytes) -> bool:
         return False
     many = message if isinstance(message, list) else [message]
     return any(isinstance(one, dict) and one.get("method") == "initialize" for one in many)
+
+
+class _Params(msgspec.Struct):
+    arguments: dict[str, msgspec.Raw] = {}
+
+
+class _Call(msgspec.Struct):
+    params: _Params
+
+
+def _arguments(body: bytes) -> Iterable[msgspec.Raw]:
+    """The arguments of a call of a tool, not looked into."""
+    return msgspec.json.decode(body, type=_Call).params.arguments.values()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
