@@ -50,13 +50,14 @@ $(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launch
 	@cd launcher && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp launcher/target/release/atoll-launch $@.new && mv $@.new $@
 
-lint: setup ## ruff, mypy --strict, who may import whom, clippy
+lint: setup ## ruff, mypy --strict, who may import whom, clippy, dependencies
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@$(PY) scripts/unasync.py --check && $(PY) scripts/draw_architecture.py --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
 	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
 	@cd launcher && cargo clippy --quiet --all-targets --locked -- -D warnings
+	@$(PY) scripts/check_dependencies.py
 
 fmt: .venv/.done ## format everything
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
