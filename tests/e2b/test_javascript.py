@@ -37,7 +37,7 @@ def test_every_method(door: Door, package: Path) -> None:
     assert found == {
         "running": True, "metrics": True, "host": True, "list": [True], "connect": "bar\n", "fork": "SandboxError",
         "snapshot": "SandboxError", "snapshots": 0, "run": ["out\n", "err\n", 0, "out\n"], "exit": ["CommandExitError", 5],
-        "timeout": "TimeoutError", "cwd": "InvalidArgumentError", "user": "root\n", "listed": [True],
+        "timeout": "TimeoutError", "cwd": "InvalidArgumentError", "user": "root\n", "listed": True,
         "stdin": ["typed\n", "typed\n"], "kill": [True, False], "pty": True, "ptyKill": True, "write": "/home/user/js/a file",
         "read": ["grüße", 7], "blob": "grüße", "stream": 7, "many": ["b", "c"], "dir": [True, False],
         "names": [["a file", "file"], ["b", "file"], ["c", "file"], ["dir", "dir"]], "stat": 1, "rename": "/home/user/js/dir/d",

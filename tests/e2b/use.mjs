@@ -30,7 +30,7 @@ try {
   found.cwd = await name(() => box.commands.run('true', { cwd: '/nowhere' }))
   found.user = (await box.commands.run('id -un', { user: 'root' })).stdout
   const cat = await box.commands.run('cat', { background: true, stdin: true })
-  found.listed = (await box.commands.list()).map((one) => one.pid === cat.pid)
+  found.listed = (await box.commands.list()).some((one) => one.pid === cat.pid)
   const reader = await box.commands.connect(cat.pid)
   await box.commands.sendStdin(cat.pid, 'typed\n')
   await box.commands.closeStdin(cat.pid)

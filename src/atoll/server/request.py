@@ -189,8 +189,14 @@ class Exchange:
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
+    async def end(self, data: bytes = b"") -> None:
+        """End the answer with these bytes."""
+        await self._send({"type": "http.response.body", "body": data})
+
+    def hold_head(self) -> None:
+        """Let the head of the answer leave with the first bytes after it, where the listener can do that."""
+        if (joint := self.scope["state"].get("joint")) is not None:
+            joint.hold()
 
     async def fail(self, error: errors.AtollError) -> None:
         await self.answer({"error": wire(error)}, error.http_status)

@@ -7,12 +7,13 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.server import ServerState
 
 from atoll import errors
 from atoll.server.request_limits import settings
+from atoll.server.server import Joint
 from atoll.server.slow_clients import BoundedPace
 from atoll.server.socket_owner import loopback_owner
 
@@ -39,7 +40,9 @@ class OwnedProtocol(BoundedPace):
             return
         theirs, ours = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         owner = loopback_owner(theirs[:2], ours[:2]) if theirs and ours else None
-        self.app_state = {**self.app_state, "owner": owner}
+        joint = Joint(transport)
+        self.transport = cast(asyncio.Transport, joint)
+        self.app_state = {**self.app_state, "owner": owner, "joint": joint}
 
 
 class Door:

@@ -256,29 +256,35 @@ def last_frame(error: errors.AtollError) -> bytes:
 async def begin_stream(exchange: Exchange) -> None:
     """Say that a stream follows. From now on an error ends it properly."""
     headers = [(b"content-type", STREAM.encode()), (b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]
+    exchange.hold_head()
     await exchange.start(200, headers)
     exchange.last_words = last_frame
 
 
 async def send_answer(exchange: Exchange, value: Json) -> None:
     """End a stream that has one message."""
-    await exchange.write(frame(MESSAGE, value) + frame(END, {}))
-    await exchange.end()
+    await exchange.end(frame(MESSAGE, value) + frame(END, {}))
 
 
 async def send_stream(
     exchange: Exchange, events: AsyncIterator[Json], keepalive: Json, deadline_ms: int | None
 ) -> None:
-    """Pass events on as they come, `keepalive` when there is none for long, and end the stream."""
-    silence = silence_of(exchange)
+    """Pass events on as they come, `keepalive` when there is none for long, and end the stream.
+
+    The last event of a process leaves together with the end: each write is a wake-up of the client.
+    """
+    silence, last = silence_of(exchange), b""
     try:
         async with asyncio.timeout(None if deadline_ms is None else deadline_ms / 1000):
             async for event in _with_silence(events, silence):
-                await exchange.write(frame(MESSAGE, keepalive if event is None else event))
+                sent = frame(MESSAGE, keepalive if event is None else event)
+                if event is not None and "end" in event.get("event", ()):
+                    last = sent
+                else:
+                    await exchange.write(sent)
     except TimeoutError:
         raise RpcError("deadline_exceeded", "the call's time is over") from None
-    await exchange.write(frame(END, {}))
-    await exchange.end()
+    await exchange.end(last + frame(END, {}))
 
 
 async def _with_silence(events: AsyncIterator[Json], silence: float) -> AsyncIterator[Json | None]:
