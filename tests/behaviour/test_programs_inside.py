@@ -1,6 +1,8 @@
 """What programs meet inside: their host name, long arguments and lines, merged output, who they are."""
 
+import io
 import json
+import tarfile
 
 import pytest
 from lab.sandboxes import SEVERAL_IDS, Lab
@@ -183,3 +185,24 @@ def test_ids_above_the_range_of_a_sandbox(anywhere: Sandbox, runtime: str) -> No
         assert kept.exit_code == 0 and anywhere.files.stat("far").uid == 0
     assert anywhere.exec("rm -f far && tar --no-same-owner -xf far.tar").exit_code == 0
     assert anywhere.files.stat("far").uid == 0
+
+
+def test_line_25_archives_with_ids_the_sandbox_does_not_have(lab: Lab, anywhere: Sandbox, runtime: str) -> None:
+    """Everything is unpacked; who cannot be the owner is said on container, and root is it on gVisor (docs/programs.md)."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        entry = tarfile.TarInfo("far")
+        entry.size, entry.uid, entry.gid = 4, 1234567, 2**31
+        archive.addfile(entry, io.BytesIO(b"data"))
+    anywhere.files.write("/tmp/line25/a.tar", packed.getvalue(), parents=True)
+    done = anywhere.exec("cd /tmp/line25 && tar xf a.tar")
+    assert anywhere.exec("cat far; stat -c ' %u %g' far", cwd="/tmp/line25").stdout == "data 0 0\n"
+    if runtime == "container":
+        assert done.exit_code == 2 and "Cannot change ownership to uid 1234567" in done.stderr
+    else:
+        assert done.exit_code == 0, done
+    for env, flags in ({}, "--no-same-owner"), ({"TAR_OPTIONS": "--no-same-owner"}, ""):
+        assert anywhere.exec(f"rm far; tar xf a.tar {flags}", cwd="/tmp/line25", env=env).ok
+    status, _ = lab.ask("PUT", f"/v1/sandboxes/{anywhere.id}/tar?path=/tmp/line25/up", packed.getvalue())
+    assert status == 200
+    assert anywhere.exec("cat far; stat -c ' %u %g' far", cwd="/tmp/line25/up").stdout == "data 0 0\n"

@@ -101,3 +101,30 @@ def test_a_planted_directory_link_is_not_entered(cli: Cli, box: str, tmp_path: P
 def test_what_cannot_be_copied(cli: Cli, box: str, source: str, target: str, code: int) -> None:
     done = cli("cp", source.format(box), target.format(box))
     assert done.code == code and done.stderr.startswith(b"atoll: ") and not os.path.exists("x")
+
+
+def test_line_29_file_verbs_with_the_rights_of_a_user(cli: Cli, box: str, tree: Path, tmp_path: Path) -> None:
+    cli("exec", box, "sh", "-c", "mkdir -pm 777 /workspace/u29; umask 077; echo root > /workspace/u29/private")
+    assert cli("cp", "--user", "nobody", str(tree), f"{box}:/workspace/u29/tree").code == 0
+    assert cli("cp", "-u", "nobody", str(tree / "run.sh"), f"{box}:/workspace/u29/run.sh").code == 0
+    assert cli("sandbox", "write", box, "/workspace/u29/note", "--user", "65534", stdin=b"n").code == 0
+    owners = cli(
+        "exec", box, "sh", "-c", "stat -c %u /workspace/u29/tree/sub/data.bin /workspace/u29/run.sh /workspace/u29/note"
+    )
+    assert owners.text.split() == ["65534"] * 3
+    assert cli.ok("sandbox", "read", box, "/workspace/u29/note", "--user", "nobody")["content"] == "n"
+    assert cli("cp", "-u", "nobody", f"{box}:/workspace/u29/tree", str(tmp_path / "out")).code == 0
+    assert shape(tmp_path / "out") == shape(tree)
+    listed = cli.ok("sandbox", "list", box, "--user", "nobody")["files"]
+    assert "/workspace/u29/note" in [item["path"] for item in listed]
+    for words in (
+        ("cp", "-u", "nobody", f"{box}:/workspace/u29/private", "-"),
+        ("sandbox", "read", box, "/workspace/u29/private", "--user", "nobody"),
+        ("sandbox", "write", box, "/workspace/u29/private", "--user", "nobody"),
+        ("sandbox", "read", box, "/workspace/u29/note", "--user", "no-such-user"),
+        ("sandbox", "read", box, "/workspace/u29/note", "--user", "a b;c"),
+        ("sandbox", "read", box, "/workspace/u29/note", "--user", "x" * 5000),
+    ):
+        done = cli(*words)
+        assert done.code != 0 and b"root" not in done.stdout, words
+    assert cli("sandbox", "read", box, "/workspace/u29/private", "--raw").stdout == b"root\n"

@@ -126,3 +126,28 @@ def test_B7_open_files_can_be_limited_over_grpc(local) -> None:
 def test_line_11_python_runs_where_python3_does(local, shared) -> None:
     done = local.Exec(session_id=shared, argv=["python", "-c", "import sys; print(sys.version_info.major)"])
     assert (done.stdout, done.exit_code) == ("3\n", 0), done.stderr
+
+
+def test_line_29_file_calls_have_the_rights_of_a_user(gateway, shared) -> None:
+    stub = sandbox_pb2_grpc.SandboxServiceStub(gateway.channel())
+
+    def call(name: str, user: str | None, **fields):
+        metadata = (("x-sandbox-user", user),) if user is not None else ()
+        request = getattr(pb, f"{name}Request")(session_id=shared, **fields)
+        return getattr(stub, name)(request, timeout=WAIT, metadata=metadata)
+
+    call("Exec", None, command="mkdir -pm 777 /workspace/line29; umask 077; echo root > /workspace/line29/private")
+    path = "/workspace/line29/theirs"
+    call("WriteFile", "nobody", path=path, content="x")
+    owner = call("Exec", None, command=f"stat -c %u {path}")
+    assert owner.stdout == "65534\n" and call("ReadFile", "nobody", path=path).content == "x"
+    assert path in {one.path for one in call("ListFiles", "nobody").files}
+    for name, user, status in (
+        ("ReadFile", "nobody", "PERMISSION_DENIED"), ("WriteFile", "65534:65534", "PERMISSION_DENIED"),
+        ("ReadFile", "no-such-user", "INVALID_ARGUMENT"), ("ReadFile", "a b;c", "INVALID_ARGUMENT"),
+        ("WriteFile", "x" * 5000, "INVALID_ARGUMENT"), ("ReadFile", "70000", "INVALID_ARGUMENT"),
+    ):  # fmt: skip
+        with pytest.raises(grpc.RpcError) as caught:
+            call(name, user, path="/workspace/line29/private")
+        assert caught.value.code().name == status, (name, user, caught.value)
+    assert call("ReadFile", None, path="/workspace/line29/private").content == "root\n"

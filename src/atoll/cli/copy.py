@@ -30,12 +30,15 @@ def copy(arguments: Arguments) -> int:
         raise UsageError(
             "one of the two must be in a sandbox, the other not", "such as: atoll cp data.csv REF:/workspace/"
         )
-    link = open_link(arguments)
+    link, user = open_link(arguments), arguments.values.get("user")
     place = source if there is not None else target
     if here is not None and os.path.isdir(target):
         place = os.path.join(target, os.path.basename(here[1].rstrip("/")))
     try:
-        code = _copy_in(link, source, *there) if there is not None else _copy_out(link, *(here or ("", "")), target)
+        if there is not None:
+            code = _copy_in(link, source, *there, user)
+        else:
+            code = _copy_out(link, *(here or ("", "")), target, user)
         if code == 0 and place != "-" and program_name() == "agentkernel":
             tell(f"Copied {_size(place)} bytes from {source} to {target}")
         return code
@@ -61,44 +64,45 @@ def _place(text: str) -> tuple[str, str] | None:
     return reference(ref), path
 
 
-def _stat(link: Link, ref: str, path: str) -> FileInfo | None:
+def _stat(link: Link, ref: str, path: str, user: str | None) -> FileInfo | None:
     try:
-        fields = calls.path_fields(path=path)
+        fields = {**calls.path_fields(path=path), "user": user}
         return FileInfo(link.call(calls.file_operation(ref, "stat", fields, repeatable=True))["stat"])
     except FileNotFound:
         return None
 
 
-def _copy_in(link: Link, source: str, ref: str, path: str) -> int:
+def _copy_in(link: Link, source: str, ref: str, path: str, user: str | None) -> int:
     if source == "-":
-        link.open(calls.write_file(ref, path, None, parents=True), iter(lambda: os.read(0, PIECE), b"")).json()
+        call = calls.write_file(ref, path, None, parents=True, user=user)
+        link.open(call, iter(lambda: os.read(0, PIECE), b"")).json()
         return 0
     found = os.stat(source)
-    existing = _stat(link, ref, path)
+    existing = _stat(link, ref, path, user)
     into = path.endswith("/") or (existing is not None and existing.type == "directory")
     if into:
         path = path.rstrip("/") + "/" + os.path.basename(os.path.abspath(source))
     if stat.S_ISDIR(found.st_mode):
-        link.call(
-            calls.file_operation(ref, "mkdir", {**calls.path_fields(path=path), "parents": True, "exist_ok": True})
-        )
-        link.open(calls.tar(ref, path, upload=True), archive.pack(source)).json()
+        fields = {**calls.path_fields(path=path), "parents": True, "exist_ok": True, "user": user}
+        link.call(calls.file_operation(ref, "mkdir", fields))
+        link.open(calls.tar(ref, path, upload=True, user=user), archive.pack(source)).json()
         return 0
     if not stat.S_ISREG(found.st_mode):
         raise InvalidArgument(f"{source} is neither a file nor a directory")
     with open(source, "rb", buffering=0) as file:
-        call = calls.write_file(ref, path, None, mode=stat.S_IMODE(found.st_mode) & 0o777, parents=True)
+        mode = stat.S_IMODE(found.st_mode) & 0o777
+        call = calls.write_file(ref, path, None, mode=mode, parents=True, user=user)
         link.open(call, archive.read_pieces(file)).json()
     return 0
 
 
-def _copy_out(link: Link, ref: str, path: str, target: str) -> int:
-    found = _stat(link, ref, path)
+def _copy_out(link: Link, ref: str, path: str, target: str, user: str | None) -> int:
+    found = _stat(link, ref, path, user)
     if found is None:
         raise NotFound(f"{path}: no such file or directory in the sandbox")
     if found.type == "directory":
-        return _copy_tree_out(link, ref, path, target)
-    exchange = link.open(calls.read_file(ref, path))
+        return _copy_tree_out(link, ref, path, target, user)
+    exchange = link.open(calls.read_file(ref, path, user=user))
     exchange.raise_for_status()
     pieces = iter(exchange.read, b"")
     if target == "-":
@@ -111,14 +115,14 @@ def _copy_out(link: Link, ref: str, path: str, target: str) -> int:
     return 0
 
 
-def _copy_tree_out(link: Link, ref: str, path: str, target: str) -> int:
+def _copy_tree_out(link: Link, ref: str, path: str, target: str, user: str | None) -> int:
     if target != "-":
         if os.path.isdir(target):
             target = os.path.join(target, _base_name(path))
             if os.path.islink(target):
                 raise InvalidArgument(f"{target} is a link; nothing was written through it")
         os.makedirs(target, exist_ok=True)
-    exchange = link.open(calls.tar(ref, path, upload=False))
+    exchange = link.open(calls.tar(ref, path, upload=False, user=user))
     exchange.raise_for_status()
     pieces = iter(exchange.read, b"")
     if target == "-":

@@ -163,7 +163,10 @@ def list_sandboxes(arguments: Arguments) -> int:
 
 
 def _list_files(arguments: Arguments) -> int:
-    fields = {"path": "/workspace", "recursive": True, "files_only": True, "since": arguments.since or None}
+    fields = {
+        "path": "/workspace", "recursive": True, "files_only": True, "since": arguments.since or None,
+        "user": arguments.user,
+    }  # fmt: skip
     call = calls.file_operation(_ref(arguments), "list", fields, repeatable=True)
     wire = open_link(arguments).call(call)
     files = []
@@ -213,7 +216,8 @@ def write_file(arguments: Arguments) -> int:
     if arguments.mode not in ("w", "a"):
         raise InvalidArgument("--mode is w or a")
     path = arguments.rest[1]
-    call = calls.write_file(_ref(arguments), path, None, append=arguments.mode == "a", parents=True)
+    append = arguments.mode == "a"
+    call = calls.write_file(_ref(arguments), path, None, append=append, parents=True, user=arguments.user)
     wire = open_link(arguments).open(call, iter(lambda: os.read(0, WINDOW), b"")).json()
     print_json({"ok": True, "path": path, "bytes": wire.get("bytes")})
     return 0
@@ -221,7 +225,7 @@ def write_file(arguments: Arguments) -> int:
 
 def read(arguments: Arguments) -> int:
     path = arguments.rest[1]
-    exchange = open_link(arguments).open(calls.read_file(_ref(arguments), path))
+    exchange = open_link(arguments).open(calls.read_file(_ref(arguments), path, user=arguments.user))
     exchange.raise_for_status()
     if arguments.raw:
         while piece := exchange.read():

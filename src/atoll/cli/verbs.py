@@ -17,6 +17,7 @@ from .k8e_verbs import VERBS as K8E
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
 TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")
 RAW = Flag("raw", "", "the plain bytes as they come instead of JSON")
+AS_USER = Flag("user", "USER", "with the rights of this user inside", short="u")
 AS_JSON = Flag("json", "", "one JSON object instead of text")
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
 
@@ -115,6 +116,7 @@ OWN = (
         (
             Flag("since", "TIME", "only files changed at or after this Unix time", kind="number"),
             Flag("all", "", "ended sandboxes too"),
+            AS_USER,
             AS_JSON,
         ),
     ),
@@ -125,10 +127,10 @@ OWN = (
     Verb("sandbox destroy", "sandbox:destroy", "[ID]", "End a sandbox and all that runs in it.", (TENANT,)),
     Verb(
         "sandbox write", "sandbox:write_file", "ID PATH", "Write standard input to a file.",
-        (Flag("mode", "w|a", "w replaces the file, a appends to it", default="w"),),
+        (Flag("mode", "w|a", "w replaces the file, a appends to it", default="w"), AS_USER),
         ("echo 1,2 | atoll sandbox write $ID /workspace/data.csv",),
     ),
-    Verb("sandbox read", "sandbox:read", "ID PATH", "Read a file.", (RAW,)),
+    Verb("sandbox read", "sandbox:read", "ID PATH", "Read a file.", (RAW, AS_USER)),
     Verb("sandbox status", "sandbox:status", "", "Whether the service answers, and the tenant's sandbox.", (TENANT,)),
     Verb("sandbox ps", "sandbox:ps", "ID", "List the processes inside."),
     Verb(
@@ -284,7 +286,7 @@ OWN = (
     ),
     Verb(
         "cp", "copy:copy", "SRC DST", "Copy files and trees; REF:/path is in a sandbox, - is standard input or output.",
-        (),
+        (AS_USER,),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),
     ),
     Verb(

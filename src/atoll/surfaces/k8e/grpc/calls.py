@@ -41,7 +41,11 @@ TENANT: ContextVar[str] = ContextVar("tenant", default="")  # what `x-sandbox-te
 
 STREAM: ContextVar[str] = ContextVar("stream", default="")  # what `x-sandbox-stream` says of ExecStream
 
-_HEARD = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream"))
+USER_INSIDE: ContextVar[str] = ContextVar(
+    "user", default=""
+)  # what `x-sandbox-user` says: whose rights a file call has inside
+
+_HEARD = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream", "x-sandbox-user"))
 
 Kind = Class | None  # None: not counted
 Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result
@@ -124,6 +128,7 @@ class Calls:
             authorise(who, scope)
             TENANT.set(said.get("x-sandbox-tenant", ""))
             STREAM.set(said.get("x-sandbox-stream", ""))
+            USER_INSIDE.set(said.get("x-sandbox-user", ""))
             SOURCE.set(f"grpc {peer.address}")
             PEER_PID.set(peer.pid)
             with self._keeper.watch.during(who) as use:
