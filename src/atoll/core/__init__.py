@@ -18,6 +18,7 @@ from atoll.core.access.keys import Keys
 from atoll.core.access.secrets import Secrets, Vault
 from atoll.core.commands.history import History
 from atoll.core.commands.history_verbs import Past
+from atoll.core.commands.leftovers import Leftovers
 from atoll.core.commands.shells import Shells
 from atoll.core.commands.verbs import Commands
 from atoll.core.files.exposures import Exposures
@@ -67,6 +68,7 @@ class Core:
         gate = Gate(self.approvals)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs", self.secrets, gate)
         self.past = Past(self.sandboxes, self.history)
+        self.leftovers = Leftovers(self.sandboxes)
         self.shells = Shells(self.sandboxes, self.commands)
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)

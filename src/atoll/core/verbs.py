@@ -94,6 +94,7 @@ _ROWS = (
     _reading("commands.list"),
     _reading("commands.poll", None, model.CommandInfo),
     _reading("commands.attach"),
+    _reading("commands.leftover"),
     _writing("commands.stdin", None, None, "command"),
     _ending("commands.signal", model.Signal, None, "command", "signal"),
     _ending("commands.kill", None, model.CommandInfo, "command", repeatable=True),

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,6 +224,17 @@ class StoredImages:
                     ca_file=Path(authority) if authority else None,
                 )
         return self._store
+
+    def allow_plain(self, registries: Iterable[str]) -> frozenset[str]:
+        """Let images come from these without encryption; return those for which that is new."""
+        fresh = frozenset(registries) - self.store.insecure
+        self.store.insecure |= fresh
+        return fresh
+
+    def forbid_plain(self, registries: frozenset[str]) -> None:
+        """Take that back."""
+        if registries:
+            self.store.insecure -= registries
 
     @property
     def catalog(self) -> "Catalog":

@@ -5,7 +5,7 @@ A create that fails, or whose caller went away, leaves nothing.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -219,6 +219,16 @@ class Sandboxes(Part, Lifecycle):
         if row is None or row["state"] == "creating":
             raise errors.NotFound(f"no sandbox {ref!r:.120}")
         return row
+
+    def labels(self, who: Principal, *states: str) -> Sequence[dict[str, str]]:
+        """The labels of every sandbox of the caller in these states, oldest first. It waits for nothing."""
+        return [row["spec"].get("labels", {}) for row in self.store.list_sandboxes(who.owner, states, None)]
+
+    def touch(self, who: Principal, ref: str) -> None:
+        """Count a sandbox as used now, if it runs."""
+        live = self.live.get((who.owner, ref))
+        if live is not None:
+            live.touch()
 
     def find(self, who: Principal, ref: str) -> SandboxRow | None:
         """By id, name or alias. Where the store cannot be read, only the living are known, by id and name."""

@@ -75,8 +75,7 @@ class Door:
         if not self._past_read:  # by a daemon before this one
             self._past_read = True
             newer = list(self._past)
-            for row in self.core.store.list_sandboxes(self.who.owner, ("ended",), None)[-10 * REMEMBERED :]:
-                labels = row["spec"].get("labels", {})
+            for labels in self.core.sandboxes.labels(self.who, "ended")[-10 * REMEMBERED :]:
                 if labels.get(LABEL) == self.name:
                     self.remember(labels.get(ID, ""))
             for one in newer:
@@ -106,8 +105,7 @@ class Door:
 
     def _count(self) -> int:
         """Sandboxes that live now, besides those being made; from the store, without waiting for anything."""
-        rows = self.core.store.list_sandboxes(self.who.owner, ("running", "paused", "ending"), None)
-        labels = [row["spec"].get("labels", {}) for row in rows]
+        labels = self.core.sandboxes.labels(self.who, "running", "paused", "ending")
         return sum(1 for one in labels if one.get(LABEL) == self.name and one.get(ID) not in self.booting)
 
     @contextmanager
@@ -166,13 +164,10 @@ class Door:
 
     async def _note_traffic(self, sandbox: str) -> None:
         with suppress(errors.AtollError):
-            live = self.core.sandboxes.live.get((self.who.owner, sandbox))
-            if live is None:
-                return
-            used = (await live.box.traffic()).hosts
+            used = (await self.core.hosts.get(self.who, sandbox)).used
             total = sum(value for host in used.values() for value in host.values() if isinstance(value, int))
             if total != self._traffic.get(sandbox, 0):
-                live.touch()
+                self.core.sandboxes.touch(self.who, sandbox)
             self._traffic[sandbox] = total
 
 
@@ -221,14 +216,12 @@ class Functions:
         core = self._core()
         if core is None or not isinstance(core.images, StoredImages) or not registries:
             return frozenset()
-        fresh = frozenset(registries) - core.images.store.insecure
-        core.images.store.insecure |= fresh
-        return fresh
+        return core.images.allow_plain(registries)
 
     def forbid_plain(self, registries: frozenset[str]) -> None:
         core = self._core()
-        if registries and core is not None and isinstance(core.images, StoredImages):
-            core.images.store.insecure -= registries
+        if core is not None and isinstance(core.images, StoredImages):
+            core.images.forbid_plain(registries)
 
     async def shut(self, door: Door) -> None:
         self._doors.pop((door.who.owner, door.name), None)

@@ -22,7 +22,7 @@ FOREVER_S = 10 * 365 * 86400.0
 AT_NEXT_SCAN_S = 5.0
 DISK_MB = 2048
 OPEN_FILES = 65_536
-LINGER_S, LOOK_S = 2.0, 0.05
+LINGER_S = 2.0
 STOP_S = 0.8
 LANGUAGES = {"node": "js", "js": "js", "javascript": "js", "python": "py", "py": "py", "shell": "sh", "sh": "sh",
              "bash": "sh"}  # fmt: skip
@@ -230,24 +230,11 @@ def _answer(result: model.ExecResult) -> r.Executed:
 
 async def _linger(door: Door, sandbox: str, result: model.ExecResult, answer: r.Executed) -> None:
     """The program has ended. While something it left behind still holds its output, wait a moment for the rest of it."""
-    live = door.core.sandboxes.reach(door.who, sandbox)
-    until = time.monotonic() + LINGER_S
-    try:
-        with live.use() as client:
-            state = await client.request("poll", id=result.command_id)
-            if state.get("held") is not True:
-                return
-            while state.get("held") is True and time.monotonic() < until:
-                await asyncio.sleep(LOOK_S)
-                state = await client.request("poll", id=result.command_id)
-            answer.background = state.get("held") is True
-            for channel, stream, start in ((1, "stdout", result.stdout_bytes), (2, "stderr", result.stderr_bytes)):
-                rest = await client.request("output", id=result.command_id, ch=channel, offset=start, max=512 * 1024)
-                data = rest.get("data")
-                if isinstance(data, bytes) and data and not getattr(answer, f"{stream}_truncated"):
-                    _append(answer, stream, data)
-    except errors.NotFound:
-        return  # a program that was never started has no record
+    left = await door.core.leftovers.wait(door.who, sandbox, result, LINGER_S)
+    answer.background = left.held
+    for stream, data in (("stdout", left.stdout), ("stderr", left.stderr)):
+        if data and not getattr(answer, f"{stream}_truncated"):
+            _append(answer, stream, data)
 
 
 def _append(answer: r.Executed, stream: str, data: bytes) -> None:
