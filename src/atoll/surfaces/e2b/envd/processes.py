@@ -11,7 +11,7 @@ from atoll.model import Chunk, CommandInfo, ExecResult, ExecSpec
 from atoll.surfaces.e2b.envd.calls import Call, stream, unary
 from atoll.surfaces.e2b.envd.connect import Fields, Json, RpcError, read_frames
 from atoll.surfaces.e2b.envd.people import resolve
-from atoll.surfaces.e2b.envd.started import PREFIX, Begun
+from atoll.surfaces.e2b.envd.started import NONE, PIPE, PREFIX, TERMINAL, Begun
 
 KEEPALIVE: Json = {"event": {"keepalive": {}}}
 PIECE, PTY_PIECE = 32 * 1024, 16 * 1024
@@ -22,7 +22,6 @@ SIGNALS = {
 }  # fmt: skip
 TERMINATE = ("SIGNAL_SIGTERM", 15)
 KILL = ("SIGNAL_SIGKILL", 9)
-PIPE, TERMINAL, NONE = "stdin", "pty", "none"
 
 
 @stream("process.Process", "Start", KEEPALIVE, ends_with_call=False)
@@ -128,7 +127,7 @@ async def _feed(call: Call, begun: Begun, given: Fields | None) -> None:
     data, kind = (stdin, PIPE) if stdin is not None else (terminal, TERMINAL)
     if data is None:
         raise RpcError("invalid_argument", "input is missing")
-    if begun.closed or begun.takes not in (kind, "unknown"):
+    if begun.closed or begun.takes != kind:
         raise RpcError("internal", "this process takes no such input")
     await _alive(call.app.core.commands.stdin(call.who, call.sandbox, begun.command, data, False), begun, "internal")
 

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
+from atoll.model import CommandInfo
 from atoll.surfaces.e2b.envd.connect import Fields, RpcError
 
 PREFIX = "e2b"  # begins the ids of their commands
+PIPE, TERMINAL, NONE = "stdin", "pty", "none"  # what a process takes
 MOST = 1000  # of one sandbox that are remembered, and sandboxes before those that have ended are forgotten
 
 
@@ -70,23 +72,30 @@ class Started:
 
     async def _recorded(self, who: Principal, sandbox: str) -> list[Begun]:
         """Return those that core has on record, the newest first: after a restart of the daemon it knows more than we do."""
-        found = []
-        for info in reversed(await self._core.commands.list(who, sandbox)):
-            if info.command_id.startswith(PREFIX) and info.pid is not None:
-                config = {"cmd": info.argv[0] if info.argv else "", "args": info.argv[1:]}
-                found.append(Begun(info.command_id, info.pid, config, takes="unknown"))
-        return found
+        return [
+            self._begun(who, sandbox, info)
+            for info in reversed(await self._core.commands.list(who, sandbox))
+            if info.command_id.startswith(PREFIX) and info.pid is not None
+        ]
 
     async def living(self, who: Principal, sandbox: str) -> list[Begun]:
         """Return the processes that run, PTYs too."""
-        kept = self._sandboxes.get(sandbox, _Sandbox()).by_pid
-        found = []
-        for info in await self._core.commands.list(who, sandbox):
-            if info.status != "running" or not info.command_id.startswith(PREFIX) or info.pid is None:
-                continue
-            begun = kept.get(info.pid)
-            if begun is None or begun.command != info.command_id:
-                config = {"cmd": info.argv[0] if info.argv else "", "args": info.argv[1:]}
-                begun = Begun(info.command_id, info.pid, config)
-            found.append(begun)
-        return found
+        return [
+            self._begun(who, sandbox, info)
+            for info in await self._core.commands.list(who, sandbox)
+            if info.status == "running" and info.command_id.startswith(PREFIX) and info.pid is not None
+        ]
+
+    def _begun(self, who: Principal, sandbox: str, info: CommandInfo) -> Begun:
+        """Return what is remembered of a process, else what core's record tells."""
+        assert info.pid is not None
+        kept = self._sandboxes.get(sandbox, _Sandbox()).by_pid.get(info.pid)
+        if kept is not None and kept.command == info.command_id:
+            return kept
+        live = self._core.sandboxes.live.get((who.owner, sandbox))
+        running = live.commands.get(info.command_id) if live is not None else None
+        spec = running.spec if running is not None else {}
+        takes = TERMINAL if spec.get("pty") else PIPE if spec.get("stdin_stream") else NONE
+        return Begun(
+            info.command_id, info.pid, {"cmd": info.argv[0] if info.argv else "", "args": info.argv[1:]}, takes=takes
+        )
