@@ -103,6 +103,20 @@ def test_at_the_end_of_its_time_it_is_killed_or_paused(door: Door) -> None:
         assert kept.kill() is True
 
 
+def test_a_command_of_a_killed_sandbox_says_what_happened(door: Door) -> None:
+    box = Sandbox.create(timeout=120, **door.options)
+    running = box.commands.run("sleep 1000", background=True)
+    watching = box.files.watch_dir("/tmp")
+    assert box.kill() is True
+    with pytest.raises(SandboxException) as told:
+        running.wait()
+    assert "killed or reached its end of life" in str(told.value)
+    with pytest.raises(SandboxException):
+        watching.get_new_events()
+    with pytest.raises(SandboxException):
+        box.files.read("x")
+
+
 def test_the_network_is_what_was_asked_for(door: Door) -> None:
     box = Sandbox.create(timeout=120, allow_internet_access=False, **door.options)
     try:
