@@ -206,7 +206,7 @@ class PlainBackend:
         for path in self.directory.glob(f"{record['id']}.*"):
             path.unlink()
 
-    async def sweep(self, known: set[str]) -> list[str]:
+    async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]:
         return []
 
     async def runtimes(self) -> list[RuntimeStatus]:

@@ -272,7 +272,9 @@ class Backend(Protocol):
 
     # Idempotent, verified; `{"id": id}` does for what was half made. The network goes too.
 
-    async def sweep(self, known: set[str]) -> list[str]: ...  # destroys what has our mark and is not known
+    async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]: ...
+
+    # Destroys what has our mark and is not known; with `keep_disk` what runs of it, and its disk stays.
 
     def disk_used(self, box: str) -> int | None: ...  # bytes its disk takes on the home now; None: none are kept there
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from atoll import config, errors
-from atoll.backends.contract import Backend
+from atoll.backends.contract import Backend, NetworkEvents
 from atoll.backends.local.kernel import delegation, rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images
+from atoll.core.store.sqlite import StoreFailed
 from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
 from atoll.server.server import Listener
@@ -242,8 +243,32 @@ def local_images(home: Path, settings: config.Config) -> Images:
 
 async def serve(home: Path, grpc: list[str] | None = None) -> None:
     settings = config.load(home)
-    core = Core(home, local_backend(home, settings), local_images(home, settings), settings)
+    backend = local_backend(home, settings)
+    try:
+        core = Core(home, backend, local_images(home, settings), settings)
+    except StoreFailed as failed:
+        if not failed.damaged:
+            raise
+        raise await end_without_store(backend, failed) from failed
     await Daemon(home, core, grpc).run()
+
+
+async def end_without_store(backend: Backend, failed: Exception) -> errors.AtollError:
+    """End all that runs, because no daemon can answer for it while its records cannot be read; the error that says so.
+
+    The files of each sandbox stay where they are, for when the store is back.
+    """
+    await backend.start(NetworkEvents())
+    try:
+        ended = await backend.sweep(set(), keep_disk=True)
+    finally:
+        await backend.close()
+    log.error("the store cannot be opened (%s); ended and not recorded: %s", failed, ", ".join(ended) or "nothing")
+    told = f"; ended and not recorded: {', '.join(ended)}" if ended else "; no sandbox is running"
+    return errors.Unavailable(
+        f"the store cannot be opened: {failed}{told}",
+        hint="bring back a copy of atoll.db; without one move it away, and kept files go at the next start",
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,11 +1,18 @@
 """F2-H5: a store that cannot be used keeps no sandbox from ending, and what was not recorded is recorded later."""
 
 import os
+import secrets
+import shutil
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.daemon import PATIENCE, SOURCE, DaemonProcess, until
 from lab.plain_backend import plain_core
+from lab.sandboxes import RUNTIMES
 
 from atoll.core import Core
 from atoll.core.access.principals import local
@@ -51,3 +58,44 @@ async def test_destroy_stop_and_deadlines_work_without_the_store() -> None:
 
 async def _states(core: Core, made: list[Any]) -> list[str]:
     return [(await core.sandboxes.get(ME, one.id)).state for one in made]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_daemon_that_cannot_open_its_store_ends_what_runs_and_says_so(runtime: str, tmp_path: Path) -> None:
+    daemon = DaemonProcess("[pool]\nfloor = 0\nceiling = 0\n")
+    daemon.start()
+    try:
+        box = daemon.create(runtime=runtime)
+        word = f"9{secrets.randbelow(10**8):08}"
+        box.background(f"exec sleep {word}")
+        until(lambda: running(box.id, word), "it is seen on this machine")
+        daemon.kill()
+        for part in daemon.home.glob("atoll.db*"):
+            part.rename(tmp_path / part.name)
+        try:
+            (daemon.home / "atoll.db").write_bytes(b"this is no database" * 1000)
+            start = [sys.executable, "-m", "atoll.server.daemon", "--home", str(daemon.home)]
+            env = {**os.environ, "PYTHONPATH": SOURCE}
+            found = subprocess.run(start, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
+            assert found.returncode == 1 and box.id in found.stderr and "not recorded" in found.stderr, found.stderr
+            until(lambda: not running(box.id, word), "it has ended")
+        finally:
+            for part in tmp_path.iterdir():
+                shutil.move(part, daemon.home / part.name)
+        daemon.start()
+        assert box.info()["state"] == "ended" and box.info()["end"]["kind"] == "lost"
+    finally:
+        daemon.close()
+
+
+def running(sandbox: str, word: str) -> list[str]:
+    """The processes of this machine that are a sandbox's, by their words or their control group."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words, group = (process / "cmdline").read_bytes(), (process / "cgroup").read_bytes()
+        except OSError:
+            continue
+        if word.encode() in words or sandbox.encode() in words + group:
+            found.append(process.name)
+    return found

@@ -346,16 +346,17 @@ class LocalBackend:
         if left:
             raise Internal(f"sandbox {box} is not wholly gone", details={"left": left})
 
-    async def sweep(self, known: set[str]) -> list[str]:
-        """Everything with our mark that nobody knows."""
-        found = self.groups.names() | self.ids.holders()
-        for directory in [self.paths.runs, self.paths.boxes, *(self.paths.engine / name for name in self._engines)]:
+    async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]:
+        """Everything with our mark that nobody knows; with `keep_disk` only what runs, and its files stay."""
+        found = self.groups.names() if keep_disk else self.groups.names() | self.ids.holders()
+        kept = [] if keep_disk else [self.paths.boxes]
+        for directory in [self.paths.runs, *kept, *(self.paths.engine / name for name in self._engines)]:
             with suppress(FileNotFoundError):
                 found.update(os.listdir(directory))
         strays = sorted(box for box in found - known - self._making - set(self._boxes) if ID.fullmatch(box))
         for box in strays:
             try:
-                await self.destroy({"id": box})
+                await self.destroy({"id": box}, keep_disk=keep_disk)
             except (Internal, OSError) as error:  # one that resists must not shelter the others
                 log.error("sweep: sandbox %s is not wholly gone: %s", box, error)
         return strays

@@ -75,9 +75,10 @@ _MIGRATIONS = (
 
 
 class StoreFailed(errors.Unavailable):
-    """The store cannot be read or written now. `full`: for want of space."""
+    """The store cannot be read or written now. `full`: for want of space; `damaged`: its file is no database, or a broken one."""
 
     def __init__(self, error: sqlite3.Error) -> None:
+        self.damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         self.full = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
         hint = "free space below ATOLL_HOME" if self.full else "see daemon.log"
         super().__init__(f"the store cannot be used: {error}", hint=hint)
