@@ -28,7 +28,7 @@ from atoll.errors import (
     Unsupported,
 )
 
-TIMEOUT = 30.0
+TIMEOUT = 120.0  # on a slow machine; an engine or launcher that ends is told at once
 USER_NS_FD, NET_NS_FD = 4, 5  # where the launcher leaves them for the engine
 
 _IDMAP_FIX = (
