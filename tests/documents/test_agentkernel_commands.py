@@ -89,7 +89,10 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         FLAT,
         ("created", "started", "hi\n", "NAME", "flat", "running", "stopped", "removed", "nothing to remove"),
     ),
-    "P9 restrictive": ("agentkernel run --profile restrictive sh -c 'touch /x 2> /dev/null || echo closed'", ("closed\n",)),
+    "P9 restrictive": (
+        "agentkernel run --profile restrictive sh -c 'touch /x 2> /dev/null || echo closed'",
+        ("closed\n",),
+    ),
     "P10 permissive": ("echo mine > file.txt\nagentkernel run --profile permissive cat file.txt", ("mine\n",)),
     "P11 no network": (
         f'agentkernel run --no-network python3 -c "{CLOSED}" 2>&1 | tail -1',
@@ -99,7 +102,10 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
         "echo mine > file.txt\nagentkernel run --compatibility-mode claude sh -c 'echo $CLAUDE_CODE_SANDBOX; cat file.txt'",
         ("agentkernel\n", "mine\n"),
     ),
-    "P14 codex": ("agentkernel run --compatibility-mode codex sh -c 'touch /x 2> /dev/null || echo closed'", ("closed\n",)),
+    "P14 codex": (
+        "agentkernel run --compatibility-mode codex sh -c 'touch /x 2> /dev/null || echo closed'",
+        ("closed\n",),
+    ),
     "P14 gemini": ("agentkernel run --compatibility-mode gemini pwd", ("/workspace\n",)),
     "P14 native": ("agentkernel run --compatibility-mode native echo ok", ("ok\n",)),
     "P14 unknown": ("agentkernel run --compatibility-mode other true", ("claude", "[exit 2]")),
@@ -174,4 +180,7 @@ def test_ak_P15_the_file_of_the_project_as_written(typed, tmp_path: Path) -> Non
     (tmp_path / "agentkernel.toml").write_text(
         '[sandbox]\nname = "mine"\n[agent]\ncompatibility_mode = "claude"\n[security]\nprofile = "restrictive"\n'
     )
-    typed(f"cd {tmp_path} && agentkernel run sh -c 'touch /x 2> /dev/null || echo closed; ls -A /workspace'", ("closed\n[exit 0]",))
+    typed(
+        f"cd {tmp_path} && agentkernel run sh -c 'touch /x 2> /dev/null || echo closed; ls -A /workspace'",
+        ("closed\n[exit 0]",),
+    )
