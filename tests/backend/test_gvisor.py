@@ -17,8 +17,9 @@ from lab.waiting import eventually
 
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.runtimes import probe
+from atoll.backends.local.runtimes import version_floor as floor
 from atoll.backends.local.runtimes.base import Engine
-from atoll.backends.local.runtimes.gvisor import Gvisor, built_with
+from atoll.backends.local.runtimes.gvisor import Gvisor, built_with, module_version
 from atoll.backends.local.runtimes.gvisor_channel import KNOCKS, SOCKET, Door
 from atoll.errors import Unsupported
 from atoll.guest import wire
@@ -288,3 +289,15 @@ async def test_distro_2_a_sandbox_cannot_talk_its_engine_down(make, backend: Loc
     os.kill(sandbox.box.pid, signal.SIGKILL)
     await asyncio.wait_for(sandbox.box.wait(), PATIENCE)
     assert await backend.pick("auto") == "gvisor"
+
+
+def test_the_version_of_a_build_that_does_not_name_itself(tmp_path: Path) -> None:
+    """`go install` leaves `VERSION_MISSING` in what runsc says, and the module's version in the program."""
+    program = tmp_path / "runsc"
+    program.write_bytes(
+        b"\x7fELF" + b"x" * 5000 + b"\npath\tp\nmod\tgvisor.dev/gvisor\tv0.0.0-20260905035102-160f\th1:=\n"
+    )
+    assert module_version(str(program)) == "v0.0.0-20260905035102-160f"
+    assert floor.parse("runsc", module_version(str(program))) == (20260905,)
+    program.write_bytes(b"x\nmod\tgvisor.dev/gvisor\t(devel)\t\n")
+    assert module_version(str(program)) == module_version("/bin/sh") == module_version("/no/such") == ""

@@ -4,7 +4,7 @@ Each shape takes memory in another way; the sandbox and its files are there afte
 """
 
 import pytest
-from lab.sandboxes import HELD, ROOTLESS, Lab
+from lab.sandboxes import HELD, ROOTLESS, Lab, until
 
 from atoll import errors
 
@@ -83,7 +83,7 @@ def test_a_sandbox_that_is_lost_all_the_same_keeps_its_disk(lab: Lab) -> None:
             result = made.exec(["python3", "-c", "open('/dev/zero', 'rb').read(1900 << 20)"], timeout=90)
         except errors.SandboxGone as gone:
             assert gone.details["reason"] == "oom"
-            assert made.info().state == "stopped"
+            until(lambda: made.info().state == "stopped", "it is stopped, and not ended")
             made.restart()
         else:
             assert result.oom

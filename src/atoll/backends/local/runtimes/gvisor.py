@@ -24,7 +24,7 @@ from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.launch import Launcher
 from atoll.backends.local.paths import Paths
-from atoll.backends.local.runtimes.base import LOCAL, Runtime
+from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
 from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
 from atoll.backends.local.seen import Seen
 
@@ -211,11 +211,31 @@ class Gvisor(Runtime):
     def program(cls, engine: str) -> str:
         return engine.partition("-")[0]
 
+    async def version(self, engine: Engine) -> str:
+        """What runsc says; a build by `go install` says nothing of itself, and has its module's version inside."""
+        return module_version(engine.program) or await super().version(engine)
+
     def fix_of(self, engine: str) -> str:
         """Names the compiler: the same version of gVisor works or crashes with the Go it was built with."""
         program = self.find(engine)
         compiler = built_with(program) if program else ""
         return f"{self.fix}, in another build than this one, made by {compiler}" if compiler else self.fix
+
+
+def module_version(program: str) -> str:
+    """The version of gVisor's module that a program was compiled from; empty when it does not say so."""
+    name = b"\nmod\tgvisor.dev/gvisor\t"
+    with (
+        suppress(OSError, ValueError),
+        open(program, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        at = data.find(name)
+        if at >= 0:
+            line = data[at + len(name) : at + len(name) + 100]
+            version = line.partition(b"\n")[0].partition(b"\t")[0].decode("ascii")
+            return "" if version.startswith("(") else version  # (devel): built from a checkout
+    return ""
 
 
 def built_with(program: str) -> str:
