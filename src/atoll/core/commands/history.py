@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from atoll import errors
 from atoll.core.store.sqlite import Store
@@ -41,6 +41,16 @@ _ESCAPES = str.maketrans(
 
 def escape(text: str) -> str:
     return text.translate(_ESCAPES) if _CONTROL.search(text) else text
+
+
+class Window(TypedDict):
+    """A part of a transcript, by the bytes ever written; `truncated_before`: the beginning asked for is no longer kept."""
+
+    output: str
+    offset: int
+    next_offset: int
+    truncated_before: bool
+    eof: bool
 
 
 class Writer:
@@ -164,7 +174,7 @@ class History:
                     fd, f"{int(time.time() * 1000)} i - (lines are missing here: the host's disk was full)\n".encode()
                 )
 
-    def window(self, sandbox: str, offset: int, limit: int) -> dict[str, Any]:
+    def window(self, sandbox: str, offset: int, limit: int) -> Window:
         """Whole lines from `offset`, which counts from the first line ever written; what the cap took is skipped."""
         size = min(limit or WINDOW_DEFAULT, WINDOW_MOST)
         gone = self._gone(sandbox)

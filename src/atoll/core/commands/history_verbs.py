@@ -4,8 +4,12 @@ from typing import Any
 
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.core.commands.history import History, check_window
+from atoll.core.commands.history import History, Window, check_window
 from atoll.core.sandboxes.verbs import Sandboxes
+
+
+class Transcript(Window):
+    sandbox_id: str
 
 
 class Past(Part):
@@ -14,7 +18,7 @@ class Past(Part):
         self._history = history
 
     @verb("history.transcript")
-    async def transcript(self, who: Principal, ref: str, offset: int, limit: int) -> dict[str, Any]:
+    async def transcript(self, who: Principal, ref: str, offset: int, limit: int) -> Transcript:
         """Return a window of what was typed and printed in a sandbox."""
         check_window(offset, limit)
         sandbox = self._sandboxes.known(who, ref)["id"]

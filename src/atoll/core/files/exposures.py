@@ -20,7 +20,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
-from atoll.core.store.typed import SandboxRow
+from atoll.core.store.typed import KeptExposure, SandboxRow
 from atoll.model import Exposure
 
 MOST = 64  # of one sandbox
@@ -174,17 +174,17 @@ class Exposures(Part):
             raise errors.Unsupported("this process has no listener for exposed ports")
         return self._door
 
-    def _record(self, sandbox: str) -> tuple[SandboxRow, dict[str, Any]]:
+    def _record(self, sandbox: str) -> tuple[SandboxRow, dict[str, KeptExposure]]:
         row = self._store.sandbox(sandbox)
         if row is None or row["state"] in ("ending", "ended"):
             raise errors.FailedPrecondition("the sandbox has ended")
         return row, dict(_kept(row))
 
-    def _write(self, row: SandboxRow, kept: dict[str, Any]) -> None:
+    def _write(self, row: SandboxRow, kept: dict[str, KeptExposure]) -> None:
         self._store.update_sandbox(row["id"], record={**row["record"], "exposed": kept})
 
     @staticmethod
-    def _shown(door: Door, sandbox: str, port: int, found: dict[str, Any]) -> Exposure:
+    def _shown(door: Door, sandbox: str, port: int, found: KeptExposure) -> Exposure:
         token = found["token"]
         return Exposure(
             sandbox_id=sandbox,
@@ -201,9 +201,8 @@ list_of = list  # the class has a verb of that name
 _by_port: Callable[[tuple[str, Any]], int] = lambda item: int(item[0])  # noqa: E731
 
 
-def _kept(row: SandboxRow) -> dict[str, Any]:
-    kept: dict[str, Any] = row["record"].get("exposed") or {}
-    return kept
+def _kept(row: SandboxRow) -> dict[str, KeptExposure]:
+    return row["record"].get("exposed") or {}
 
 
 def _digest(token: str) -> bytes:

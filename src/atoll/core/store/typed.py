@@ -12,6 +12,15 @@ class HeldLimit(TypedDict):
     enforced: bool | None
 
 
+class KeptExposure(TypedDict):
+    """A port that is exposed. `token` is the secret in its URL, `key` the id of the key it belongs to."""
+
+    host: str
+    token: str
+    started_at: float
+    key: NotRequired[str]
+
+
 class SandboxRecord(TypedDict, total=False):
     """What a sandbox's row keeps besides its columns. Of one that has ended: limits and policy."""
 
@@ -22,7 +31,7 @@ class SandboxRecord(TypedDict, total=False):
     image: str | None  # its digest
     box: Fields  # the backend's own record
     link: Fields  # of a box of version 0.1, which kept it here
-    exposed: dict[str, Fields]  # by port
+    exposed: dict[str, KeptExposure]  # by port
     notes: dict[str, Fields]  # by surface
     left_s: float | None  # of the lifetime, while it is stopped
     kept_bytes: int  # of its disk, while it is stopped
