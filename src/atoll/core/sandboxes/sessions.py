@@ -30,6 +30,8 @@ class Sessions(Part):
     @verb("sessions.find")
     async def find(self, who: Principal, tenant: str, holder: str = "") -> SandboxInfo | None:
         """Return the tenant's session as it is: the newest that runs, else the newest that rests; None: there is none."""
+        if not tenant:
+            return None
         mine = [
             info
             for info in await self._sandboxes.list(who)
@@ -53,7 +55,7 @@ class Sessions(Part):
                 if isinstance(kept, SandboxInfo):
                     return SessionInfo(sandbox=kept, created=False)
                 replaced = Replaced(id=asked.before, reason=kept, lost=LOST)
-            there = await self.find(who, asked.tenant, asked.holder) if asked.tenant else None
+            there = await self.find(who, asked.tenant, asked.holder)
             if there is not None:
                 found = await self._running(who, there.id)
                 if isinstance(found, SandboxInfo):
