@@ -174,6 +174,7 @@ class Auditing:
         who_said = {"who": who.owner, "action": row.name, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
         record = {**who_said, "result": "begun", **details}
         if row.ending:
+            self._charge_ending(who, details, sandbox)
             return {**who_said, "of": self.audit.record_or_owe(**record)}
         self._charge(who, details)
         return {**who_said, "of": self._write(**record)}
@@ -207,6 +208,21 @@ class Auditing:
         size = FRAME + min(MAX_DETAILS, sum(len(str(value)) for value in details.values()))
         accounts.charge(AUDIT, size, owner(who.owner))
         self._counted.add(who.owner)
+
+    def _charge_ending(self, who: Principal, details: dict[str, Any], sandbox: str) -> None:
+        """The same for an ending, which no cap keeps from a sandbox that has not ended. There are few of these; of endings of
+        nothing there is no end."""
+        try:
+            self._charge(who, details)
+        except errors.Exhausted:
+            if (who.owner, sandbox) in self._sandboxes.live:
+                return
+            try:
+                row = self._sandboxes.find(who, sandbox) if ALIAS.match(sandbox) else None
+            except errors.AtollError:  # a store that cannot be read
+                return
+            if row is None or row["state"] == "ended":
+                raise
 
     def _write(self, **record: Any) -> int:
         try:
