@@ -2,6 +2,7 @@
 import { existsSync, readFileSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import type { RequestOptions } from "node:https";
 import * as grpc from "@grpc/grpc-js";
 import * as loader from "@grpc/proto-loader";
 import { fromGrpc } from "./errors.js";
@@ -14,6 +15,13 @@ export interface ConnectOptions {
   apiKey?: string;
   /** File with the CA's certificate; default `K8E_SANDBOX_CERT`, then atoll's own. */
   caFile?: string;
+}
+
+/** What a request to the daemon's REST interface needs. */
+export interface RestTarget {
+  where: string;
+  options: RequestOptions;
+  secure: boolean;
 }
 
 export type Fields = Record<string, unknown>;
@@ -129,6 +137,24 @@ export class Channel {
     const opened = this.opened;
     this.opened = undefined;
     (await opened?.catch(() => undefined))?.close();
+  }
+
+  /** The REST interface of the same daemon: its other socket, or the same TLS port. */
+  async rest(): Promise<RestTarget> {
+    if (this.local) await ensureDaemon();
+    const key = this.options.apiKey ?? env("APIKEY");
+    const headers: Record<string, string> = key ? { authorization: `Bearer ${key}` } : {};
+    if (this.where.startsWith("unix:")) {
+      const socketPath = this.where.slice("unix:".length).replace(/grpc\.sock$/, "daemon.sock");
+      return { where: this.where, secure: false, options: { socketPath, headers, host: "localhost" } };
+    }
+    const url = new URL(`https://${this.where}`);
+    const loopback = isLoopback(this.where);
+    const options: RequestOptions = { host: url.hostname.replace(/^\[|\]$/g, ""), port: url.port || 443, headers };
+    if (loopback) options.servername = "localhost";
+    const ca = readCa(this.options, loopback);
+    if (ca) options.ca = ca;
+    return { where: this.where, secure: true, options };
   }
 
   private open(): Promise<grpc.Client> {

@@ -2,6 +2,7 @@
 import { randomBytes } from "node:crypto";
 import { Channel, type ConnectOptions } from "./channel.js";
 import { NotFound, OutcomeUnknown } from "./errors.js";
+import { Rest } from "./rest.js";
 
 export interface ExecResult {
   stdout: string;
@@ -219,6 +220,11 @@ export class SandboxClient {
       truncated: false,
       durationMs: 0,
     };
+  }
+
+  /** The daemon's REST interface for one session. */
+  rest(sessionId: string): Rest {
+    return new Rest(this.channel, sessionId);
   }
 
   /** Ends the default session, unless a tenant keeps it, and the connection. */

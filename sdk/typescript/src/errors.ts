@@ -34,6 +34,20 @@ export function fromGrpc(error: unknown, where = "the gateway"): AtollError {
   return made(codeOfStatus[grpcCode ?? -1] ?? "internal", text, { grpcCode });
 }
 
+/** Return the error that the body of a REST answer, or an error frame, stands for. */
+export function fromWire(body: unknown, fallback = "internal"): AtollError {
+  const outer = (body ?? {}) as { error?: unknown };
+  const sent = (outer.error ?? body ?? {}) as ErrorFacts & { message?: string };
+  return made(sent.code ?? fallback, sent.message ?? "unknown error", sent);
+}
+
+/** Return the error of a request that got no answer. Nothing happened when no connection was made. */
+export function fromSocket(error: Error, where: string): AtollError {
+  if (!NEVER_CONNECTED.test(error.message)) return lost(error.message, Status.UNAVAILABLE);
+  const facts = { code: "daemon_unreachable", retry: "yes", hint: LISTEN };
+  return new DaemonUnreachable(`${where} cannot be reached: ${error.message}`, facts);
+}
+
 function made(code: string, message: string, facts: ErrorFacts): AtollError {
   const kind = kinds[code] ?? Internal;
   return new kind(message, { ...facts, code, retry: facts.retry ?? retryOf[code] ?? "no" });

@@ -1,6 +1,8 @@
 // One sandbox as an object, like the Python SDK's Sandbox.
 import type { ConnectOptions } from "./channel.js";
 import { SandboxClient, type ExecResult, type FileEntry, type OutputEvent, type SessionOptions, type StreamEnd } from "./client.js";
+import { Shell, type ShellOptions } from "./shells.js";
+import { Terminal, type TerminalOptions } from "./terminals.js";
 
 export interface SandboxOptions extends SessionOptions, ConnectOptions {}
 
@@ -56,6 +58,26 @@ export class Sandbox {
   }
   stream(command: string, timeout = 300): AsyncIterable<OutputEvent | StreamEnd> {
     return this.client.execEvents(this.id, command, timeout);
+  }
+  /** Open a session in bash, python or node: directory, environment and names stay from command to command. */
+  shell(language = "bash", options: ShellOptions = {}): Promise<Shell> {
+    return Shell.open(this.client.rest(this.id), language, options);
+  }
+  /** The sessions that are open; each can be used, whoever opened it. */
+  shells(): Promise<Shell[]> {
+    return Shell.list(this.client.rest(this.id));
+  }
+  /** A command on a terminal, in the background: it goes on without this program. */
+  terminal(command: string | string[] = ["bash", "-l"], options: TerminalOptions = {}): Promise<Terminal> {
+    return Terminal.open(this.client.rest(this.id), command, options);
+  }
+  /** The terminal with this id; read its output with `output(offset)`. */
+  joinTerminal(id: string): Terminal {
+    return new Terminal(this.client.rest(this.id), id);
+  }
+  /** The terminals that run, whoever opened them. */
+  terminals(): Promise<Terminal[]> {
+    return Terminal.list(this.client.rest(this.id));
   }
   pipInstall(...packages: string[]): Promise<ExecResult> {
     return this.client.pipInstall(this.id, packages);
