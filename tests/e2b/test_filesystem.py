@@ -10,6 +10,8 @@ from e2b import FileType, InvalidArgumentException, SandboxException
 from e2b.exceptions import AuthenticationException, FileNotFoundException, NotFoundException
 from lab.waiting import PATIENCE, until
 
+pytestmark = pytest.mark.xdist_group("e2b filesystem")  # its tests share a door and a sandbox
+
 
 def test_write_and_read_in_every_form(box: Any) -> None:
     data = bytes(range(256)) * 500
@@ -93,20 +95,18 @@ def test_polled_watch(box: Any) -> None:
     box.files.make_dir("watched")
     watch = box.files.watch_dir("watched", recursive=True)
     box.files.write("watched/file", "x")
-    events = watch.get_new_events()
-    assert [(event.name, event.type.value) for event in events] == [
-        ("file", "create"), ("file", "chmod"), ("file", "write"),
-    ]  # fmt: skip
+    found: list[tuple[str, str]] = []
+
+    def seen(change: tuple[str, str]) -> bool:
+        found.extend((event.name, event.type.value) for event in watch.get_new_events())
+        return change in found
+
+    until(lambda: seen(("file", "write")), "the file's changes were told")
+    assert found == [("file", "create"), ("file", "chmod"), ("file", "write")]
     box.files.make_dir("watched/sub")
     box.files.rename("watched/file", "watched/sub/other")
     box.files.remove("watched/sub/other")
-    found: list[tuple[str, str]] = []
-
-    def seen() -> bool:
-        found.extend((event.name, event.type.value) for event in watch.get_new_events())
-        return ("sub/other", "remove") in found
-
-    until(seen, "every change was told")
+    until(lambda: seen(("sub/other", "remove")), "every change was told")
     assert ("sub", "create") in found and ("file", "rename") in found and ("sub/other", "create") in found
     watch.stop()
     with pytest.raises((NotFoundException, SandboxException)):

@@ -14,7 +14,7 @@ from atoll.surfaces.e2b.envd.connect import RpcError
 
 MOST_EVENTS = 10_000
 MOST_WATCHERS = 100  # of one sandbox
-SETTLE = 0.02  # seconds without a change after which those of calls that have been answered are all here
+SETTLE = 0.04  # seconds without a change after which those of calls that have been answered are all here
 SETTLE_AT_MOST = 0.5
 
 Event = dict[str, Any]
