@@ -20,7 +20,7 @@ from lab.images import (
     make_tar,
 )
 
-from atoll.errors import ImageError, NotFound, PermissionDenied, Unavailable
+from atoll.errors import DiskFull, ImageError, NotFound, PermissionDenied, Unavailable
 from atoll.images import DockerConfig, ImageStore, Progress
 
 BASE = make_tar(directory("etc"), Member("etc/motd", b"base\n"), Member("etc/gone", b"x"))
@@ -238,3 +238,21 @@ def test_a_moved_tag_gives_the_new_image(registry: RegistryServer, store: ImageS
     store.prune()
     assert store.find(old.digest) is None and not old.lowers[0].exists()
     assert store.resolve(ref) == new
+
+
+@pytest.mark.parametrize("content", [noise(3_000_000), bytes(5_000_000)], ids=["download", "unpacked"])
+def test_an_image_takes_no_room_that_is_promised(
+    registry: RegistryServer, store: ImageStore, content: bytes, request: pytest.FixtureRequest
+) -> None:
+    """What is free beyond what sandboxes were promised is the bound, downloaded or unpacked; nothing stays of what did not fit."""
+    ref = registry.push(f"team/{request.node.callspec.id}-room", "1", build_image(make_tar(Member("data", content))))
+    taken = store.disk_bytes()
+    store.room = lambda: 1_000_000 - (store.disk_bytes() - taken)
+    try:
+        with pytest.raises((DiskFull, ImageError)):
+            store.pull(ref)
+        assert store.disk_bytes() == taken
+        store.room = lambda: 20_000_000
+        assert (store.pull(ref).lowers[0] / "data").read_bytes() == content
+    finally:
+        store.room = None

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ AGENTS: set[int] = set()  # of every box of this process
 
 
 class PlainImages:
+    room: Callable[[], int] | None = None
+
     async def choose(
         self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
     ) -> Chosen:

@@ -64,6 +64,7 @@ class Core:
         self.history = History(self.store, home / "transcripts")
         self.secrets = Vault(Secrets(home))
         self.sandboxes = Sandboxes(self.store, backend, images, self.network, self.history, config, home, self.secrets)
+        images.room = self.sandboxes.space.left
         self.approvals = Approvals(self.sandboxes, self.store, self.history, self.keys)
         gate = Gate(self.approvals)
         self.commands = Commands(self.sandboxes, self.store, self.history, home / "runs", self.secrets, gate)

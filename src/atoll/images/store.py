@@ -10,7 +10,7 @@ ever sees half an image. All calls block; the daemon makes them in threads.
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,7 @@ class ImageStore:
         self._credentials = credentials
         self.insecure = set(insecure_registries)  # registries that may be spoken to without encryption
         self._ca_file = ca_file
+        self.room: Callable[[], int] | None = None  # bytes that are free and promised to nobody; None: all that is free
         self._limits = limits or Limits()
         names = Catalog.load().names() if reserved_names is None else reserved_names
         self._reserved = frozenset(names) | {HOST}
@@ -88,7 +89,7 @@ class ImageStore:
         reference = Reference.parse(ref)
         wanted = Platform.parse(platform) if platform else Platform.here()
         if guest is None:
-            record = self._pull(reference, wanted, progress, self._credentials, self._limits, public=False)
+            record = self._pull_within(reference, wanted, progress)
         else:
             record = self._pull_for(guest, reference, wanted, progress)
         progress(Progress("done", str(reference)))
@@ -112,6 +113,11 @@ class ImageStore:
             limits=limits,
             public=public,
         )
+        if self.room is not None:
+            left = max(0, self.room())
+            limits = replace(
+                limits, unpacked_bytes=min(left, limits.unpacked_bytes), total_bytes=min(left, limits.total_bytes)
+            )
         layers = self._layers if limits is self._limits else LayerStore(self.root / "layers", self.root / "tmp", limits)
         try:
             with file_lock(self._lock, shared=True):
@@ -120,6 +126,16 @@ class ImageStore:
         finally:
             registry.close()
         return record
+
+    def _pull_within(self, reference: Reference, platform: Platform, progress: ProgressCallback) -> ImageRecord:
+        """Pull into the room there is. What a pull that failed has brought stays for the next one, unless it takes promised room."""
+        before = set(self._layers.digests())
+        try:
+            return self._pull(reference, platform, progress, self._credentials, self._limits, public=False)
+        except BaseException:
+            if self.room is not None and self.room() <= 0:
+                self._discard(before)
+            raise
 
     def _pull_for(
         self, guest: Guest, reference: Reference, platform: Platform, progress: ProgressCallback

@@ -55,6 +55,8 @@ class Images(Protocol):
     """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's.
     `guest`: the owner of a key that may not use the operator's logins and networks."""
 
+    room: Callable[[], int] | None  # how many bytes an image may take on the disk
+
     async def choose(
         self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
     ) -> Chosen: ...
@@ -66,6 +68,7 @@ class StoredImages:
     def __init__(self, store: "ImageStore | Path", settings: config.Images = DEFAULTS) -> None:
         self._given = store
         self._settings = settings
+        self.room: Callable[[], int] | None = None
         self._store: ImageStore | None = None
         self._host: dict[Wish, tuple[float, Chosen]] = {}
         self._looking: dict[Wish, asyncio.Task[Chosen]] = {}
@@ -223,6 +226,7 @@ class StoredImages:
                     insecure_registries=known.insecure_registries,
                     ca_file=Path(authority) if authority else None,
                 )
+            self._store.room = self.room
         return self._store
 
     def allow_plain(self, registries: Iterable[str]) -> frozenset[str]:

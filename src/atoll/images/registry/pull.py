@@ -135,7 +135,7 @@ class _Fetch:
         found = {diff_id: layer for diff_id in wanted if (layer := self._layers.get(diff_id)) is not None}
         missing = {diff_id: item for diff_id, item in wanted.items() if diff_id not in found}
         self._total = sum(item.size for item in missing.values())
-        if shutil.disk_usage(self._blobs).free < self._total:
+        if min(shutil.disk_usage(self._blobs).free, self._most) < self._total:
             raise DiskFull(
                 f"the image needs {self._total} bytes and more, which are not free", hint="`atoll image prune`"
             )
