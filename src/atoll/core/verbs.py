@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from atoll import model
 
 # The scope of a key. `local`: only the daemon's own user. `own`: the verb itself decides.
-Scope = Literal["use", "admin", "local", "own"]
+Scope = Literal["use", "admin", "approve", "local", "own"]
 
 
 class Verb(NamedTuple):
@@ -25,6 +25,7 @@ class Verb(NamedTuple):
     repeatable: bool = False  # doing it twice is the same as once: a lost answer may be asked for again
     sandbox: bool = True  # its argument `ref` names the sandbox it is about
     ending: bool = False  # frees something or takes a right away: done even when it cannot be recorded
+    door: Scope | None = None  # what gRPC asks of a key before; core itself answers as if nothing were there
     through: tuple[str, ...] = ()  # made of these verbs, which are recorded in its place
 
 
@@ -145,8 +146,8 @@ _ROWS = (
     _reading("approvals.get", None, model.ApprovalInfo, "own"),
     _writing("approvals.wait", model.WaitApproval, model.ApprovalInfo, "approval", scope="own", sandbox=False),
     _reading("approvals.challenge", model.Request, None, "own"),
-    _writing("approvals.decide", model.DecideApproval, model.ApprovalInfo, "approval", "approved", "reason",
-             scope="own", sandbox=False),
+    Verb("approvals.decide", model.DecideApproval, model.ApprovalInfo, "own", ("approval", "approved", "reason"),
+         writes=True, sandbox=False, door="approve"),
     # Snapshots
     _writing("snapshots.save", model.SaveSnapshot, model.SnapshotInfo, "name", "full", "force"),
     _writing("snapshots.restore", model.RestoreSnapshot, _INFO, *_SANDBOX, sandbox=False),

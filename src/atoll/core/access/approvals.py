@@ -152,8 +152,6 @@ class Approvals(Part):
         self, who: Principal, approval: str, approved: bool, reason: str = "", answer: str | None = None
     ) -> ApprovalInfo:
         """The decision. It can be made once; a second one is an error, and so is one that comes too late."""
-        if not may(who, "approve"):
-            raise errors.PermissionDenied("this key may not approve", hint="a key with the scope approve can")
         row = self._visible(who, approval)
         self._may_decide(who, row, answer)
         row = self._undecided(self._visible(who, approval))
@@ -203,6 +201,8 @@ class Approvals(Part):
 
     def _may_decide(self, who: Principal, row: ApprovalRow, answer: str | None) -> None:
         if isinstance(who, KeyHolder):
+            if not may(who, "approve"):
+                raise errors.PermissionDenied("this key may not approve", hint="a key with the scope approve can")
             if who.owner == row["owner"]:
                 raise errors.PermissionDenied("nobody approves their own request")
             if row["owner"] in self._keys.makers(who.key_id):

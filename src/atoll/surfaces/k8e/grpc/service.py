@@ -45,7 +45,7 @@ def kind_of(rpc: str) -> Kind:
 
 
 KINDS: dict[str, Kind] = {method.name: kind_of(method.name) for method in DESCRIPTOR.methods}
-SCOPES: dict[str, Scope] = {method.name: VERBS[VERB[method.name]].scope for method in DESCRIPTOR.methods}
+SCOPES: dict[str, Scope] = {rpc: VERBS[name].door or VERBS[name].scope for rpc, name in VERB.items()}
 
 
 class SandboxService(Sessions, Execution, Content, Terminals, Extensions, Account):
