@@ -1,6 +1,7 @@
 """K8E's documents: what they type, as it is typed, under the name k8e. Promises in detail are in tests/cli, cli_k8e and k8e_grpc."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -181,9 +182,18 @@ def test_k8e_P35_the_skill_is_installed_as_typed(typed, shell, tmp_path: Path, t
 
 
 def test_k8e_P42_entries_with_a_url_as_typed(typed, tmp_path: Path) -> None:
+    """Each agent's own file and shape, as its program reads it: Claude Code, Gemini CLI, Codex and OpenCode differ."""
     typed(f"HOME={tmp_path} K8E_SANDBOX_MCP_ADDR=:8811 k8e sandbox-install-skill all", ("SKILL.md",))
-    claude = json.loads((tmp_path / ".claude.json").read_text())["mcpServers"]["k8e-sandbox"]
-    assert claude == {"type": "http", "url": "http://127.0.0.1:8811/mcp"}
+    url = "http://127.0.0.1:8811/mcp"
+    shapes = {
+        ".claude.json": ("mcpServers", {"type": "http", "url": url}),
+        ".gemini/settings.json": ("mcpServers", {"type": "http", "url": url}),
+        ".config/opencode/opencode.json": ("mcp", {"type": "remote", "url": url, "enabled": True}),
+    }
+    for name, (key, entry) in shapes.items():
+        assert json.loads((tmp_path / name).read_text())[key]["k8e-sandbox"] == entry, name
+    codex = tomllib.loads((tmp_path / ".codex/config.toml").read_text())
+    assert codex["mcp_servers"]["k8e-sandbox"] == {"url": url}
 
 
 PYTHON = {
