@@ -22,5 +22,6 @@ pub mod shim;
 pub mod spec;
 pub mod sys;
 pub mod users;
+pub mod vm;
 pub mod warm;
 pub mod wire;

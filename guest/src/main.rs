@@ -1,11 +1,19 @@
 //! Entry point: picks the subcommand. `agent` is PID 1 of a sandbox.
 
-use atoll_guest::{agent::Agent, boot, shim};
+use atoll_guest::{agent::Agent, boot, shim, vm};
 
 fn main() {
     let code = match std::env::args_os().nth(1).as_deref().and_then(|arg| arg.to_str()) {
         Some("agent") => agent(),
         Some("shim") => adopt(),
+        // The first process of a virtual machine, by the kernel's command line.
+        Some("vm") => match vm::start() {
+            Ok(()) => 0,
+            Err(error) => {
+                eprintln!("atoll-guest: {error}");
+                1
+            }
+        },
         Some("version") => {
             println!("{}", env!("CARGO_PKG_VERSION"));
             0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab import orphans
 from lab.backend import children, host_rootfs, inherited
-from lab.contract import PLACES, Place
+from lab.contract import PLACES, Place, microvm
 from lab.waiting import eventually
 
 from atoll.backends.local.layers import Rootfs
@@ -35,6 +35,11 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs, 
         pytest.skip("needs root")
     if request.param == "gvisor" and shutil.which("runsc") is None:
         pytest.skip("runsc is not installed")
+    if request.param == "microvm":
+        if "microvm" not in wanted:
+            pytest.skip("takes minutes: ATOLL_TEST_RUNTIMES=microvm runs it")
+        if microvm().find("qemu-tcg") is None:
+            pytest.skip(microvm().fix)
     found = Place(tmp_path / "home", request.param, rootfs, probes / f"{request.param}.json")
     inherited.update(children())
     with orphans.gathered():

@@ -378,12 +378,14 @@ class LocalBackend:
                 f"no runtime is called {runtime[:64]!r}", hint=", ".join(("auto", *known, *registry.ELSEWHERE))
             )
         reasons, fix = [], ""
-        for name in [runtime] if runtime in known else known:
+        for name in [runtime] if runtime in known else [one for one in known if known[one].automatic]:
             status = await self.probes.status(name)
             if status.works:
                 return name
             reasons.append(f"the {name} runtime does not work here: {status.why}")
             fix = status.fix
+        if not reasons:
+            raise Unsupported("no runtime here is chosen by itself", hint=f"use --runtime {' or '.join(known)}")
         raise Unsupported("; ".join(reasons), hint=fix)
 
     def capabilities(self, runtime: str) -> Capabilities:

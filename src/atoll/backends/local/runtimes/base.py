@@ -38,6 +38,8 @@ class Runtime:
     fix: ClassVar[str]  # what to do where no engine works
     package: ClassVar[str] = ""  # of the distribution, with an engine in it
     optional: ClassVar[bool] = True  # whether a machine without it is well, as long as another one works
+    automatic: ClassVar[bool] = True  # whether `auto` may choose it
+    probe_timeout: ClassVar[float] = 30.0  # seconds for a probe
     capabilities: ClassVar[Capabilities]
     assembly: ClassVar[type["Assembly"]]  # makes its sandboxes
     box: ClassVar[type["LocalBox"]]  # a living one

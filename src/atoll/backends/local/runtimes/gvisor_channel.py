@@ -47,6 +47,12 @@ class Door:
             else:
                 return await asyncio.open_unix_connection(sock=arrived)
 
+    async def arrived(self) -> None:
+        """Wait until the agent has come in."""
+        while self._arrived is None:
+            self._someone.clear()
+            await self._someone.wait()
+
     def close(self) -> None:
         if self._listener.fileno() >= 0:
             with suppress(RuntimeError):  # the loop is closed already

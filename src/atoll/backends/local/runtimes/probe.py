@@ -28,7 +28,6 @@ from atoll.guest.process import Process
 
 log = logging.getLogger("atoll.backend")
 
-TIMEOUT = 30.0
 SLOWEST = 300.0  # on a slow machine a probe has as long as PATIENCE calls of `engine --version` take, up to this
 PATIENCE = 200
 LATE_AGAIN = (
@@ -129,7 +128,7 @@ class Probes:
     async def _try(self, engine: Engine, probe: str, key: str) -> RuntimeStatus:
         began, runtime = time.monotonic(), engine.runtime.name
         version = await engine.runtime.version(engine)
-        limit = min(SLOWEST, max(TIMEOUT, PATIENCE * (time.monotonic() - began)))
+        limit = min(SLOWEST, max(engine.runtime.probe_timeout, PATIENCE * (time.monotonic() - began)))
         try:
             async with asyncio.timeout(limit):
                 await self._run(engine)
