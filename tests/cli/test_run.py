@@ -2,6 +2,7 @@
 
 import base64
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -207,6 +208,6 @@ def test_a_killed_caller_takes_its_command_along(cli: Cli, box: str) -> None:
 
 
 def test_a_reader_that_goes_away_is_no_traceback(cli: Cli, box: str) -> None:
-    words = " ".join(cli.command("sandbox", "run", "yes", "--raw", "--session-id", box))
+    words = shlex.join(cli.command("sandbox", "run", "yes", "--raw", "--session-id", box))
     done = subprocess.run(["bash", "-c", f"{words} | head -1"], env=cli.env, capture_output=True, timeout=WAIT)
     assert done.stdout == b"y\n" and done.stderr == b""

@@ -67,7 +67,8 @@ class Cli:
 
     def popen(self, *words: str, **options: Any) -> "subprocess.Popen[bytes]":
         env = {**self.env, **options.pop("env", {})}
-        return subprocess.Popen(self.command(*words), env=env, cwd=self.directory, **options)
+        cwd = options.pop("cwd", None) or self.directory
+        return subprocess.Popen(self.command(*words), env=env, cwd=cwd, **options)
 
     def ok(self, *words: str, **options: Any) -> Any:
         """The JSON of a call that must succeed."""
