@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from atoll.accounts import Accounts
 from atoll.core import Core
 from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.keys import Keys
@@ -70,7 +71,7 @@ async def broken(call: Call, _: Any) -> dict[str, Any]:
 
 async def main(directory: Path) -> None:
     keys = Keys(directory / "keys.db")
-    core = SimpleNamespace(keys=keys, keeper=Doorkeeper(keys))  # no tool of these needs a sandbox
+    core = SimpleNamespace(keys=keys, keeper=Doorkeeper(keys), accounts=Accounts())  # no tool of these needs a sandbox
     door = Door(McpHttp(cast(Core, core), settings.OpenHttp(toolset=NAME, port=0)))
     print(await door.open("127.0.0.1", 0), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)  # until the test lets go

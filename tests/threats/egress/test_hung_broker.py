@@ -57,7 +57,9 @@ def test_a_daemon_that_finds_a_hung_broker_ends_it(monkeypatch: pytest.MonkeyPat
             world.call(world.egress.close(keep_broker=True))
             os.kill(hung, signal.SIGSTOP)
             connect, patience = broker_process.connect, iter([1.0])
-            monkeypatch.setattr(broker_process, "connect", lambda directory: connect(directory, next(patience, 60.0)))
+            monkeypatch.setattr(
+                broker_process, "connect", lambda directory, *_: connect(directory, next(patience, 60.0))
+            )
             world.egress = world.start_egress()
             assert not world.egress.adopted and world.egress.broker_pid != hung
             wait_for("its end", lambda: _state(hung) in ("", "Z"))

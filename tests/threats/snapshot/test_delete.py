@@ -48,4 +48,4 @@ def test_deleting_twice_and_the_unknown(daemon: DaemonProcess) -> None:
         with pytest.raises(Failed) as caught:
             daemon.delete(f"/v1/snapshots/{name}")
         assert caught.value.code == "not_found"
-    assert not list(Path(daemon.home / "snapshots" / "staging").iterdir())
+    assert not list(Path(daemon.home / "snapshots").glob("staging/*"))

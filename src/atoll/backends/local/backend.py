@@ -236,7 +236,7 @@ class LocalBackend:
         init: children.Watched | None = None
         with suppress(ProcessLookupError):
             init = children.Watched(pid)  # first held, then compared: after that it cannot be swapped
-        if init is None or children.start_time(pid) != record["started"]:
+        if init is None or init.is_dead or children.start_time(pid) != record["started"]:
             if init is not None:
                 init.close()
             await self.destroy(record, keep_disk=keep_disk)

@@ -7,6 +7,7 @@ No waitpid(-1) and no SIGCHLD handler: those would steal the children of the eve
 import asyncio
 import ctypes
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Collection
@@ -47,6 +48,15 @@ class Watched:
     @property
     def over(self) -> bool:
         return self.ended.done()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process has ended, also if nobody has collected it yet."""
+        if self._fd < 0:
+            return True
+        poller = select.poll()
+        poller.register(self._fd, select.POLLIN)
+        return bool(poller.poll(0))
 
     def signal(self, number: int) -> None:
         if self._fd < 0:
