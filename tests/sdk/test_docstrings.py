@@ -11,7 +11,11 @@ import pytest
 from atoll.client.options import CreateOptions, StartOptions
 
 OPTIONS = {"Sandbox.create": CreateOptions, "Sandbox.stream": StartOptions, "Sandbox.start": StartOptions}
-MODULES = [f"atoll.client.{face}.{name}" for face in ("_sync", "_async") for name in ("sandbox", "files", "terminals")]
+MODULES = [
+    f"atoll.client.{face}.{name}"
+    for face in ("_sync", "_async")
+    for name in ("sandbox", "files", "shells", "terminals")
+]
 
 
 def methods() -> Iterator[tuple[str, Any]]:

@@ -68,9 +68,15 @@ class AsyncShell:
         timeout: float | None = calls.DEFAULT_TIMEOUT,
         output_limit: int | None = None,
     ) -> ExecResult:
-        """Run a command and wait. After its timeout it is interrupted, then killed; the session lives if it can.
+        """Run a command in the session, wait, and return its result.
 
         A command goes on when the connection is lost: it is found again, and not started twice.
+
+        Args:
+            command: what to run, in the session's language.
+            stdin: its whole standard input.
+            timeout: seconds after which it is interrupted, then killed; the session lives if it can. None: never.
+            output_limit: bytes kept of stdout and of stderr; more is cut, and the result says so. None: 1 MiB.
         """
         ref, link = await self._sandbox._target()
         call = calls.run_in_shell(ref, self.id, command, stdin, timeout, output_limit)
@@ -84,7 +90,13 @@ class AsyncShell:
     async def stream(
         self, command: str, *, stdin: str | bytes | None = None, timeout: float | None = calls.DEFAULT_TIMEOUT
     ) -> AsyncIterator[Started | Output | Event | ExecResult]:
-        """Run a command and give its output as it comes. Closing the iterator leaves the command running."""
+        """Run a command and give its output as it comes. Closing the iterator leaves the command running.
+
+        Args:
+            command: what to run, in the session's language.
+            stdin: its whole standard input.
+            timeout: seconds after which it is interrupted, then killed; the session lives if it can. None: never.
+        """
         ref, link = await self._sandbox._target()
         exchange = await link.open(calls.run_in_shell(ref, self.id, command, stdin, timeout, None, frames=True))
         try:
