@@ -19,8 +19,8 @@ from atoll.backends.local import LocalBackend
 from atoll.backends.local.runtimes import probe
 from atoll.backends.local.runtimes import version_floor as floor
 from atoll.backends.local.runtimes.base import Engine
+from atoll.backends.local.runtimes.dialled_channel import KNOCKS, SOCKET, Door
 from atoll.backends.local.runtimes.gvisor import Gvisor, built_with, module_version
-from atoll.backends.local.runtimes.gvisor_channel import KNOCKS, SOCKET, Door
 from atoll.errors import Unsupported
 from atoll.guest import wire
 

@@ -5,37 +5,28 @@ and dials one instead; a process inside is no process of the host, so the number
 group is a backstop; when memory runs out the host would end gVisor's kernel, so the agent ends the largest program before that.
 """
 
-import asyncio
 import mmap
 import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import Capabilities, Limits
+from atoll.backends.contract import Limits
 from atoll.backends.local import bundle
-from atoll.backends.local.assembly import Assembly, passable
-from atoll.backends.local.box import LocalBox
-from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
-from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.launch import Launcher
-from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
-from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
+from atoll.backends.local.runtimes.dialled import DIAL_TARGET, DialledAssembly, DialledBox
+from atoll.backends.local.runtimes.dialled_channel import SOCKET
 from atoll.backends.local.seen import Seen
 
-DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
-DIAL_TARGET = "/.atoll/host"
 MEMORY_TARGETS = tuple(f"/.atoll/memory/{name}" for name in ("usage", "stat"))  # as `Group.memory_files` has them
 KERNEL_MB = 32  # of gVisor's own kernel when it does little
 # What programs can take beyond their limit before the agent has ended one of them. A system call that is under way is not cut
 # short, so it may fill as much as the program could ever have, and at most 2 GiB.
 _RESERVE_MB = (384, 2176)
-_SIGNALS = 128
 
 
 def host_tasks(pids: int) -> int:
@@ -58,90 +49,33 @@ def memory_limit(limits: Limits) -> dict[str, int]:
     return {"most": (limits.memory_mb + KERNEL_MB) << 20, "reserve": _reserve_mb(limits) << 20}
 
 
-def find_gofer(keeper: int) -> int | None:
-    """The file server among what the keeper has around it; it names itself."""
-    with suppress(OSError):
-        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
-            with suppress(OSError):
-                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0"):
-                    return int(pid)
-    return None
+class GvisorBox(DialledBox):
+    """Its keeper has the sentry and the gofer below it."""
 
-
-class GvisorBox(LocalBox):
-    """Held by the pidfd of its keeper, the first process of the pid namespace in which sentry and gofer are."""
-
-    def __init__(
-        self,
-        record: dict[str, Any],
-        paths: Paths,
-        group: Group,
-        init: Watched,
-        capabilities: Capabilities,
-        door: Door | None = None,
-    ) -> None:
-        self._door = door or Door(paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
-        super().__init__(record, paths, group, init, capabilities)
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await self._door.connect()
-
-    def release(self) -> None:
-        super().release()
-        self._door.close()
-
-    def _servers(self) -> list[int]:
-        gofer = self._record.get("gofer")
-        return [] if gofer is None else [int(gofer)]
+    file_server = "gofer"
 
     @staticmethod
     def apply(group: Group, limits: Limits) -> dict[str, bool]:
         """gVisor counts processes itself."""
         return {**group.apply(limits, host_tasks(limits.pids), beside_mb(limits)), "pids": True}
 
-    def _disk(self) -> tuple[int | None, int | None]:
-        # The sentry sees nothing of the disk by name; the gofer's root is the sandbox's.
-        try:
-            stat = os.statvfs(f"/proc/{self._record['gofer']}/root")
-        except (OSError, KeyError):
-            return None, None
-        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
-    def _status(self, status: Status) -> Status:
-        """The keeper cannot die of the signal the sentry died of, and says it by its code, as a shell does."""
-        if status.code is not None and status.code > _SIGNALS:
-            return Status(None, status.code - _SIGNALS)
-        return status
-
-    def _on_end(self, ended: asyncio.Future[Status]) -> None:
-        super()._on_end(ended)
-        self._door.close()
-
-
-class GvisorAssembly(Assembly):
-    """runsc is started inside the sandbox's namespaces, as the sandbox's own root: neither its kernel nor its file server ever has
-    a privileged id on the host. The agent dials a socket that the daemon listens on."""
+class GvisorAssembly(DialledAssembly):
+    """runsc is started inside the sandbox's namespaces."""
 
     box = GvisorBox
     agent_holds_pids = True
-    _door: Door | None = None
-
-    def abandon(self) -> None:
-        if self._door is not None:
-            self._door.close()
 
     def further(self, group: Group) -> list[tuple[str, Callable[[], int]]]:
         watched = group.memory_files()
         self._watches = bool(watched)
         flags = os.O_PATH | os.O_CLOEXEC
-        dial = partial(os.open, self.run / DIAL_DIRECTORY, flags | os.O_DIRECTORY)
         files = [partial(os.open, path, flags) for path in watched]
-        return [(DIAL_TARGET, dial), *zip(MEMORY_TARGETS, files, strict=False)]
+        return [self.dial(), *zip(MEMORY_TARGETS, files, strict=False)]
 
     def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
         spec = self.spec
-        passable(self.run / DIAL_DIRECTORY)
-        self._door = Door(self.run / DIAL_DIRECTORY, self.secrets["agent_secret"])
+        self.open_door()
         shared = [(bind["target"], bind["read_only"]) for bind in binds]
         if not spec.read_only_root:
             shared.append(("/tmp", False))  # else gVisor puts memory there, beside the disk and its limit
@@ -170,29 +104,12 @@ class GvisorAssembly(Assembly):
             *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", self.spec.id),
         ]
 
-    def handed(self) -> int:
-        """Where the launcher writes who keeps gVisor."""
-        return self.pid_file()
-
-    def mountpoints(self) -> list[str]:
-        return ["tmp"]
-
-    def entered(self, group: Group) -> list[str]:
-        return group.doors()
-
     def boot(self) -> dict[str, Any]:
         memory = memory_limit(self.spec.limits) if self._watches else None
         return {"dial": f"{DIAL_TARGET}/{SOCKET}", "memory": memory}
 
-    def filter(self) -> str | None:
-        """Everything: gVisor has no filter of its own for the programs inside."""
-        return filters.program(self.spec.seccomp, set_id=self.only_reads_the_host).hex()
-
-    def noted(self, init: Watched) -> dict[str, Any]:
-        return {"agent_first": True, "gofer": find_gofer(init.pid)}
-
-    def living(self, record: dict[str, Any], group: Group, init: Watched) -> LocalBox:
-        return GvisorBox(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
+    def is_file_server(self, words: bytes) -> bool:
+        return words.startswith(b"runsc-gofer\0")
 
 
 class Gvisor(Runtime):
@@ -224,30 +141,28 @@ class Gvisor(Runtime):
 
 def module_version(program: str) -> str:
     """The version of gVisor's module that a program was compiled from; empty when it does not say so."""
-    name = b"\nmod\tgvisor.dev/gvisor\t"
-    with (
-        suppress(OSError, ValueError),
-        open(program, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
-    ):
-        at = data.find(name)
-        if at >= 0:
-            line = data[at + len(name) : at + len(name) + 100]
-            version = line.partition(b"\n")[0].partition(b"\t")[0].decode("ascii")
-            return "" if version.startswith("(") else version  # (devel): built from a checkout
-    return ""
+    version = _behind(program, b"\nmod\tgvisor.dev/gvisor\t").partition(b"\n")[0].partition(b"\t")[0]
+    return "" if version.startswith(b"(") else _text(version)  # (devel): built from a checkout
 
 
 def built_with(program: str) -> str:
     """The version of Go that a program was compiled with; empty when it does not say so."""
-    magic, header = b"\xff Go buildinf:", 32
+    found = _behind(program, b"\xff Go buildinf:")[18:]  # behind the rest of a header: a length, and go1.24.4
+    return _text(found[1 : 1 + found[0]]) if found else ""
+
+
+def _text(found: bytes) -> str:
+    return found.decode("ascii") if found.isascii() else ""
+
+
+def _behind(program: str, mark: bytes) -> bytes:
+    """The 100 bytes of a program that follow a mark in it; empty when it has none."""
     with (
         suppress(OSError, ValueError),
         open(program, "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        at = data.find(magic)
+        at = data.find(mark)
         if at >= 0:
-            length = data[at + header]  # of a text that follows: go1.24.4
-            return data[at + header + 1 : at + header + 1 + length].decode("ascii")
-    return ""
+            return data[at + len(mark) : at + len(mark) + 100]
+    return b""

@@ -10,34 +10,28 @@ import math
 import os
 import shlex
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll.backends.contract import Capabilities, Limits
 from atoll.backends.local import binaries, bundle
-from atoll.backends.local.assembly import Assembly, passable
-from atoll.backends.local.box import LocalBox
-from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
-from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.kernel.children import Watched
 from atoll.backends.local.launch import Launcher, boot_log
-from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes import microvm_boot
 from atoll.backends.local.runtimes.base import Engine, Runtime
-from atoll.backends.local.runtimes.gvisor_channel import SOCKET, Door
+from atoll.backends.local.runtimes.dialled import DIAL_TARGET, DialledAssembly, DialledBox
+from atoll.backends.local.runtimes.dialled_channel import SOCKET
 from atoll.errors import Internal, Unavailable
 
-DIAL_DIRECTORY = "dial"  # of the run directory; QEMU finds the socket there
-DIAL_TARGET, KERNEL_TARGET, ARCHIVE_TARGET = "/.atoll/host", "/.atoll/vm/kernel", "/.atoll/vm/start"
+KERNEL_TARGET, ARCHIVE_TARGET = "/.atoll/vm/kernel", "/.atoll/vm/start"
 AGENT_DIALS = "/dev/atoll-agent"  # inside the machine (`guest/src/vm.rs`)
 KERNEL_MB = 96  # of the machine's own kernel
 BESIDE_MB = 320  # QEMU and the file server
 HOST_TASKS = 128
 BOOT_TIMEOUT = 240.0  # an emulated processor on a busy machine
 FILE_SERVERS = ("/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd")
-_SIGNALS = 128
 _NUMBERS = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6,
     "CAP_SETUID": 7, "CAP_NET_BIND_SERVICE": 10,
@@ -53,76 +47,32 @@ echo $! > state/pid
 """
 
 
-class MicrovmBox(LocalBox):
-    """Held by the pidfd of its keeper, the first process of the pid namespace in which QEMU and the file server are."""
+class MicrovmBox(DialledBox):
+    """Its keeper has QEMU and virtiofsd below it."""
 
-    def __init__(
-        self,
-        record: dict[str, Any],
-        paths: Paths,
-        group: Group,
-        init: Watched,
-        capabilities: Capabilities,
-        door: Door | None = None,
-    ) -> None:
-        self._door = door or Door(paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
-        super().__init__(record, paths, group, init, capabilities)
-
-    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await self._door.connect()
-
-    def release(self) -> None:
-        super().release()
-        self._door.close()
-
-    def _servers(self) -> list[int]:
-        server = self._record.get("files")
-        return [] if server is None else [int(server)]
+    file_server = "files"
 
     @staticmethod
     def apply(group: Group, limits: Limits) -> dict[str, bool]:
         """The machine's size holds memory and processors. Its root may have as many processes as its kernel allows."""
         return {**group.apply(limits, HOST_TASKS, KERNEL_MB + BESIDE_MB), "pids": False}
 
-    def _disk(self) -> tuple[int | None, int | None]:
-        try:
-            stat = os.statvfs(f"/proc/{self._record['files']}/root")
-        except (OSError, KeyError):
-            return None, None
-        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
-    def _status(self, status: Status) -> Status:
-        if status.code is not None and status.code > _SIGNALS:
-            return Status(None, status.code - _SIGNALS)
-        return status
-
-    def _on_end(self, ended: asyncio.Future[Status]) -> None:
-        super()._on_end(ended)
-        self._door.close()
-
-
-class MicrovmAssembly(Assembly):
+class MicrovmAssembly(DialledAssembly):
     """The launcher starts a script inside the sandbox's namespaces, which leaves QEMU and the file server behind."""
 
     box = MicrovmBox
-    _door: Door | None = None
-
-    def abandon(self) -> None:
-        if self._door is not None:
-            self._door.close()
 
     def further(self, group: Group) -> list[tuple[str, Callable[[], int]]]:
         runtime = self.engine.runtime
         assert isinstance(runtime, Microvm) and runtime.kernel is not None
         archive = microvm_boot.make_archive(self.paths.home / "images" / "microvm", runtime.kernel)
         flags = os.O_PATH | os.O_CLOEXEC
-        dial = partial(os.open, self.run / DIAL_DIRECTORY, flags | os.O_DIRECTORY)
         kernel, start = (partial(os.open, path, flags) for path in (runtime.kernel.image, archive))
-        return [(DIAL_TARGET, dial), (KERNEL_TARGET, kernel), (ARCHIVE_TARGET, start)]
+        return [self.dial(), (KERNEL_TARGET, kernel), (ARCHIVE_TARGET, start)]
 
     def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
-        passable(self.run / DIAL_DIRECTORY)
-        self._door = Door(self.run / DIAL_DIRECTORY, self.secrets["agent_secret"])
+        self.open_door()
 
     def order(self, stage: str, descriptors: int) -> dict[str, Any]:
         runtime = self.engine.runtime
@@ -173,27 +123,11 @@ class MicrovmAssembly(Assembly):
         if not done:
             raise Unavailable("the virtual machine did not boot in time")
 
-    def handed(self) -> int:
-        """Where the launcher writes who keeps QEMU."""
-        return self.pid_file()
-
-    def mountpoints(self) -> list[str]:
-        return ["tmp"]
-
-    def entered(self, group: Group) -> list[str]:
-        return group.doors()
-
     def boot(self) -> dict[str, Any]:
         return {"dial": AGENT_DIALS}
 
-    def filter(self) -> str | None:
-        return filters.program(self.spec.seccomp, set_id=self.only_reads_the_host).hex()
-
-    def noted(self, init: Watched) -> dict[str, Any]:
-        return {"agent_first": True, "files": find_file_server(init.pid)}
-
-    def living(self, record: dict[str, Any], group: Group, init: Watched) -> LocalBox:
-        return MicrovmBox(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
+    def is_file_server(self, words: bytes) -> bool:
+        return b"--socket-path=" in words
 
 
 class Microvm(Runtime):
@@ -224,13 +158,3 @@ class Microvm(Runtime):
     async def version(self, engine: Engine) -> str:
         kernel = self.kernel.image.name.removeprefix("vmlinuz-") if self.kernel is not None else ""
         return f"{await super().version(engine)} with Linux {kernel}"
-
-
-def find_file_server(keeper: int) -> int | None:
-    """The file server among what the keeper has around it."""
-    with suppress(OSError):
-        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
-            with suppress(OSError):
-                if b"--socket-path=" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    return int(pid)
-    return None

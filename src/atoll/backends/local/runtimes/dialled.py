@@ -1,0 +1,125 @@
+"""Sandboxes with a kernel of their own inside the sandbox's namespaces, whose agent dials a socket that the daemon listens on.
+
+The launcher leaves a keeper in the sandbox's pid namespace, and below it the kernel (or the machine) and a file server.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from atoll.backends.contract import Capabilities
+from atoll.backends.local.assembly import Assembly, passable
+from atoll.backends.local.box import LocalBox
+from atoll.backends.local.kernel import filters
+from atoll.backends.local.kernel.cgroups import Group
+from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.paths import Paths
+from atoll.backends.local.runtimes.dialled_channel import Door
+
+DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
+DIAL_TARGET = "/.atoll/host"
+_SIGNALS = 128
+
+
+class DialledBox(LocalBox):
+    """Held by the pidfd of its keeper, the first process of the sandbox's pid namespace."""
+
+    file_server: ClassVar[str]  # the record's name for the process that serves its files
+
+    def __init__(
+        self,
+        record: dict[str, Any],
+        paths: Paths,
+        group: Group,
+        init: Watched,
+        capabilities: Capabilities,
+        door: Door | None = None,
+    ) -> None:
+        self._door = door or Door(paths.run(record["id"]) / DIAL_DIRECTORY, record["agent_secret"])
+        super().__init__(record, paths, group, init, capabilities)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await self._door.connect()
+
+    def release(self) -> None:
+        super().release()
+        self._door.close()
+
+    def _servers(self) -> list[int]:
+        server = self._record.get(self.file_server)
+        return [] if server is None else [int(server)]
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        # The kernel inside sees nothing of the disk by name; the root of its file server is the sandbox's.
+        try:
+            stat = os.statvfs(f"/proc/{self._record[self.file_server]}/root")
+        except (OSError, KeyError):
+            return None, None
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
+
+    def _status(self, status: Status) -> Status:
+        """The keeper cannot die of the signal the kernel died of, and says it by its code, as a shell does."""
+        if status.code is not None and status.code > _SIGNALS:
+            return Status(None, status.code - _SIGNALS)
+        return status
+
+    def _on_end(self, ended: asyncio.Future[Status]) -> None:
+        super()._on_end(ended)
+        self._door.close()
+
+
+class DialledAssembly(Assembly):
+    """Everything runs as the sandbox's own root: neither the kernel nor the file server ever has a privileged id on the host."""
+
+    box: ClassVar[type[DialledBox]]
+    _door: Door | None = None
+
+    def abandon(self) -> None:
+        if self._door is not None:
+            self._door.close()
+
+    def open_door(self) -> None:
+        """Listen where the agent will dial."""
+        passable(self.run / DIAL_DIRECTORY)
+        self._door = Door(self.run / DIAL_DIRECTORY, self.secrets["agent_secret"])
+
+    def dial(self) -> tuple[str, Callable[[], int]]:
+        """Return the mount of the socket's directory."""
+        flags = os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY
+        return DIAL_TARGET, partial(os.open, self.run / DIAL_DIRECTORY, flags)
+
+    def handed(self) -> int:
+        """Where the launcher writes who the keeper is."""
+        return self.pid_file()
+
+    def mountpoints(self) -> list[str]:
+        return ["tmp"]
+
+    def entered(self, group: Group) -> list[str]:
+        return group.doors()
+
+    def filter(self) -> str | None:
+        """Everything: the kernel inside has no filter of its own for the programs."""
+        return filters.program(self.spec.seccomp, set_id=self.only_reads_the_host).hex()
+
+    def is_file_server(self, words: bytes) -> bool:
+        """Whether this is the command line of the file server."""
+        raise NotImplementedError
+
+    def noted(self, init: Watched) -> dict[str, Any]:
+        return {"agent_first": True, self.box.file_server: self._find_file_server(init.pid)}
+
+    def living(self, record: dict[str, Any], group: Group, init: Watched) -> LocalBox:
+        return self.box(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
+
+    def _find_file_server(self, keeper: int) -> int | None:
+        with suppress(OSError):
+            for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+                with suppress(OSError):
+                    if self.is_file_server(Path(f"/proc/{pid}/cmdline").read_bytes()):
+                        return int(pid)
+        return None
