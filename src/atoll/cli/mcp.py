@@ -11,9 +11,7 @@ import os
 import sys
 
 from ..client._sync.tunnel import Tunnel, upgrade
-from ..client.calls import Call
 from ..client.codec import dumps, loads
-from ..client.http import FRAMES
 from ..errors import AtollError, InvalidArgument
 from ..surfaces.agentkernel.cli.words import called_agentkernel
 from ..surfaces.mcp import hello
@@ -234,19 +232,12 @@ def _project() -> dict[str, Any]:
 
 def _http(arguments: Arguments, settings: dict[str, Any]) -> int:
     """Open for as long as this process runs."""
-    from ..client.results import Event
+    from .serving import open_door
 
     host, port = address(arguments.http_addr or setting("MCP_ADDR") or ":8811")
     fields = {**settings, "host": host, "port": port}
-    headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
-    call = Call("POST", "/v1/mcp/http", dumps(fields).encode("ascii"), headers, timeout=None)
-    exchange = open_link(arguments).open(call)
-    exchange.raise_for_status()
-    for value in exchange.frames():
-        if isinstance(value, Event) and "listening" in value.data:
-            at = value.data["listening"]
-            shown = f"[{at['host']}]" if ":" in at["host"] else at["host"]
-            say(f"MCP on http://{shown}:{at['port']}/mcp")
+    for url in open_door(arguments, "/v1/mcp/http", fields):
+        say(f"MCP on {url}/mcp")
     return 1
 
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 
 from atoll.cli.output import OWN_FAILURE, say
-from atoll.cli.session import open_link
-from atoll.client.calls import Call
-from atoll.client.codec import dumps
-from atoll.client.http import FRAMES
-from atoll.client.results import Event
+from atoll.cli.serving import open_door
 from atoll.errors import InvalidArgument
 
 from .project import find
@@ -32,18 +28,8 @@ def serve(arguments: Arguments) -> int:
         "legacy_exit_errors": bool(arguments.legacy_exit_errors),
         "runtime": os.environ.get("ATOLL_RUNTIME") or "auto",
     }
-    headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
-    call = Call("POST", "/v1/agentkernel", dumps(fields).encode("ascii"), headers, timeout=None)
-    exchange = open_link(arguments).open(call)
-    exchange.raise_for_status()
-    for value in exchange.frames():
-        if isinstance(value, Event) and "listening" in value.data:
-            at = value.data["listening"]
-            host = f"[{at['host']}]" if ":" in at["host"] else at["host"]
-            say(
-                f"Listening on http://{host}:{at['port']}"
-                + ("" if fields["key"] else " without a key, for this user only")
-            )
+    for url in open_door(arguments, "/v1/agentkernel", fields):
+        say(f"Listening on {url}" + ("" if fields["key"] else " without a key, for this user only"))
     return OWN_FAILURE
 
 

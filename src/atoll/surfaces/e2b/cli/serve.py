@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 
 from atoll.cli.output import OWN_FAILURE, print_json, say, tell
+from atoll.cli.serving import open_door, url_of
 from atoll.cli.session import open_link
 from atoll.client import calls
-from atoll.client.calls import Call
-from atoll.client.codec import dumps
-from atoll.client.http import FRAMES
-from atoll.client.results import Event
 from atoll.errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -32,15 +29,8 @@ def serve(arguments: Arguments) -> int:
         "domain": arguments.domain,
         "runtime": os.environ.get("ATOLL_RUNTIME") or "auto",
     }
-    headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
-    call = Call("POST", "/v1/e2b", dumps(fields).encode("ascii"), headers, timeout=None)
-    exchange = open_link(arguments).open(call)
-    exchange.raise_for_status()
-    for value in exchange.frames():
-        if isinstance(value, Event) and "listening" in value.data:
-            at = value.data["listening"]
-            shown = f"[{at['host']}]" if ":" in at["host"] else at["host"]
-            say(f"Listening on http://{shown}:{at['port']}; for the lines to export: atoll e2b env")
+    for url in open_door(arguments, "/v1/e2b", fields):
+        say(f"Listening on {url}; for the lines to export: atoll e2b env")
     return OWN_FAILURE
 
 
@@ -67,8 +57,7 @@ def env(arguments: Arguments) -> int:
     host, port = address(arguments.address)
     name = arguments.rest[0] if arguments.rest else "e2b"
     made = open_link(arguments).call(calls.post("/v1/keys", {"name": name, "ttl": arguments.ttl}))
-    shown = f"[{host}]" if ":" in host else host
-    url = f"http://{shown}:{port}"
+    url = url_of(host, port)
     lines = {
         "E2B_API_KEY": made["e2b_key"],
         "E2B_API_URL": url,
