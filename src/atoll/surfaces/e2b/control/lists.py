@@ -1,18 +1,17 @@
 """Lists of sandboxes: filters, order, pages."""
 
-import base64
 from datetime import UTC, datetime
 from urllib.parse import parse_qsl, unquote
 
 from atoll import errors
 from atoll.model import SandboxInfo
-from atoll.server.request import Exchange, whole
+from atoll.server.request import Exchange
 from atoll.surfaces.e2b import words
+from atoll.surfaces.e2b.control.pages import page_of
 from atoll.surfaces.e2b.control.table import route
 from atoll.surfaces.e2b.replies import query_of
 from atoll.surfaces.e2b.served import Served
 
-PAGE = 100
 STATES = frozenset(("running", "paused"))
 
 
@@ -25,7 +24,6 @@ async def list_pages(app: Served, exchange: Exchange) -> None:
     order = query.get("order") or "desc"
     if order not in ("asc", "desc"):
         raise errors.InvalidArgument("order is asc or desc")
-    limit = whole(query, "limit", PAGE, 1, PAGE)
     found = [info for info in await _mine(app, exchange, query) if words.state_of(info) in wanted]
     if query.get("startedAfter"):
         after = _instant(query["startedAfter"])
@@ -33,13 +31,9 @@ async def list_pages(app: Served, exchange: Exchange) -> None:
     if query.get("template"):
         found = [info for info in found if info.labels[words.TEMPLATE] == query["template"]]
     running = sum(1 for info in found if words.state_of(info) == "running")
-    found.sort(key=_place, reverse=order == "desc")
-    if query.get("nextToken"):
-        last = _read_token(query["nextToken"])
-        found = [info for info in found if (_place(info) < last if order == "desc" else _place(info) > last)]
-    headers = ((b"x-next-token", _token(found[limit - 1])),) if len(found) > limit else ()
+    page, more = page_of(found, query, _place, newest_first=order == "desc")
     total = ((b"x-total-running", str(running).encode()),) if "running" in wanted else ()
-    await exchange.answer([words.listed(info) for info in found[:limit]], 200, headers + total)
+    await exchange.answer([words.listed(info) for info in page], 200, more + total)
 
 
 @route("GET", "sandboxes")
@@ -80,15 +74,3 @@ def _instant(text: str) -> float:
 
 def _place(info: SandboxInfo) -> tuple[float, str]:
     return info.created_at, info.id
-
-
-def _token(info: SandboxInfo) -> bytes:
-    return base64.urlsafe_b64encode(f"{info.created_at!r} {info.id}".encode())
-
-
-def _read_token(text: str) -> tuple[float, str]:
-    try:
-        at, _, sandbox = base64.b64decode(text.encode(), b"-_", validate=True).decode().partition(" ")
-        return float(at), sandbox
-    except ValueError:
-        raise errors.InvalidArgument("this nextToken was not made here") from None

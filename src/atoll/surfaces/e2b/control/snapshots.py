@@ -1,18 +1,17 @@
 """Snapshots: the files of a sandbox as a template of their own. Memory is not kept."""
 
-import base64
 import re
 
 from atoll import errors
 from atoll.core.access.principals import new_id
 from atoll.model import SaveSnapshot, SnapshotInfo
-from atoll.server.request import Exchange, whole
+from atoll.server.request import Exchange
+from atoll.surfaces.e2b.control.pages import page_of
 from atoll.surfaces.e2b.control.table import body_of, known, route
 from atoll.surfaces.e2b.replies import WireError, nothing, query_of
 from atoll.surfaces.e2b.served import Served
 from atoll.surfaces.e2b.words import Snapshot
 
-PAGE = 100
 _ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,62})(?::default)?\Z")
 
 
@@ -44,33 +43,16 @@ async def create_snapshot(app: Served, exchange: Exchange) -> None:
 @route("GET", "snapshots")
 async def list_snapshots(app: Served, exchange: Exchange) -> None:
     query = query_of(exchange)
-    limit = whole(query, "limit", PAGE, 1, PAGE)
     found = [one for one in await app.core.snapshots.list(exchange.who) if one.full]
     if query.get("sandboxID"):
         found = [one for one in found if one.sandbox_id == query["sandboxID"]]
     if query.get("name"):
         found = [one for one in found if query["name"] in (one.name, f"{one.name}:default")]
-    found.sort(key=lambda one: (one.created_at, one.name), reverse=True)
-    if query.get("nextToken"):
-        last = _read_token(query["nextToken"])
-        found = [one for one in found if (one.created_at, one.name) < last]
-    more = ((b"x-next-token", _token(found[limit - 1])),) if len(found) > limit else ()
-    await exchange.answer([_shown(one) for one in found[:limit]], 200, more)
+    page, more = page_of(found, query, lambda one: (one.created_at, one.name))
+    await exchange.answer([_shown(one) for one in page], 200, more)
 
 
 @route("DELETE", "templates/*")
 async def delete_snapshot(app: Served, exchange: Exchange) -> None:
     await app.core.snapshots.delete(exchange.who, name_of(exchange.parts[1]))
     await nothing(exchange)
-
-
-def _token(info: SnapshotInfo) -> bytes:
-    return base64.urlsafe_b64encode(f"{info.created_at!r} {info.name}".encode())
-
-
-def _read_token(text: str) -> tuple[float, str]:
-    try:
-        at, _, name = base64.b64decode(text.encode(), b"-_", validate=True).decode().partition(" ")
-        return float(at), name
-    except ValueError:
-        raise errors.InvalidArgument("this nextToken was not made here") from None
