@@ -64,7 +64,7 @@ class Refused(Exception):
 
 
 class Router(Protocol):
-    """Who decides where the requests of a connection lead."""
+    """Decides where the requests of a connection lead."""
 
     @property
     def ports(self) -> Ports: ...

@@ -75,7 +75,7 @@ async def fail_unary(exchange: Exchange, error: errors.AtollError) -> None:
     await exchange.answer(body, STATUS[body["code"]])
 
 
-# What is asked
+# Requests
 
 
 class Fields:
@@ -241,7 +241,7 @@ def silence_of(exchange: Exchange) -> float:
     return min(MOST_SILENCE, max(LEAST_SILENCE, float(text)))
 
 
-# What is answered
+# Answers
 
 
 def frame(flags: int, value: Json) -> bytes:

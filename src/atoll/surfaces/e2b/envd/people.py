@@ -38,7 +38,7 @@ class People:
 
 
 class PeopleCache:
-    """What was read of sandboxes a moment ago."""
+    """Keeps the users of each sandbox for a moment after they were read."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

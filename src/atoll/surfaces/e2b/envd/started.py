@@ -32,7 +32,7 @@ class _Sandbox:
 
 
 class Started:
-    """What is remembered beside core's own records: these know neither tags nor environments."""
+    """Tags and environments of started processes, which core's own records do not have."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -135,7 +135,7 @@ class AsyncSandboxClient:
         return bool(answer.ok)
 
     async def get_session(self, session_id: str) -> Session:
-        """What is known of a session."""
+        """Return the state of a session."""
         return wire.session(await self._call("GetSession", pb.GetSessionRequest(session_id=session_id)))
 
     async def list_sessions(self, phase: str = "") -> list[Session]:

@@ -136,7 +136,7 @@ class SandboxClient:
         return bool(answer.ok)
 
     def get_session(self, session_id: str) -> Session:
-        """What is known of a session."""
+        """Return the state of a session."""
         return wire.session(self._call("GetSession", pb.GetSessionRequest(session_id=session_id)))
 
     def list_sessions(self, phase: str = "") -> list[Session]:
