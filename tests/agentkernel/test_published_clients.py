@@ -3,13 +3,13 @@
 import importlib.metadata
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab import npm
 
 from .conftest import WAIT, Cli
 from .http_lab import Server, served
@@ -61,16 +61,7 @@ console.log(JSON.stringify(found));
 
 @pytest.fixture(scope="module")
 def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("node is not here")
-    place = tmp_path_factory.mktemp("npm")
-    (place / "package.json").write_text('{"private": true, "type": "module"}')
-    command = [npm, "install", "--no-audit", "--no-fund", "--prefer-offline", f"agentkernel@{NPM_VERSION}"]
-    done = subprocess.run(command, cwd=place, capture_output=True, timeout=WAIT)
-    if done.returncode:
-        pytest.skip(f"the package cannot be installed here: {done.stderr[-300:]!r}")
-    return place
+    return npm.install(tmp_path_factory.mktemp("npm"), f"agentkernel@{NPM_VERSION}")
 
 
 def test_node_client(server: Server, node_client: Path) -> None:

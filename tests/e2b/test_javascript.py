@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from lab import npm
 from lab.e2b import Door
 from lab.waiting import PATIENCE
 
@@ -15,15 +16,7 @@ VERSION = "2.51.0"
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("node is not here")
-    place = tmp_path_factory.mktemp("npm")
-    (place / "package.json").write_text('{"private": true, "type": "module"}')
-    command = [npm, "install", "--no-audit", "--no-fund", "--prefer-offline", f"e2b@{VERSION}"]
-    done = subprocess.run(command, cwd=place, capture_output=True, timeout=4 * PATIENCE)
-    if done.returncode:
-        pytest.skip(f"the package cannot be installed here: {done.stderr[-300:]!r}")
+    place = npm.install(tmp_path_factory.mktemp("npm"), f"e2b@{VERSION}")
     shutil.copy(Path(__file__).with_name("use.mjs"), place)
     return place
 

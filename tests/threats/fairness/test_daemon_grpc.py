@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
-from lab.daemon import DaemonProcess, until
+from lab.daemon import until
+from lab.grpc_daemon import GrpcDaemon, started
 from lab.raw_http2 import DATA, END_STREAM, NOBODY, PADDED, RawClient, dial, frame, pour
 
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
@@ -21,32 +21,15 @@ STRANGERS_MIB = 96  # SECURITY.md: what strangers can make the daemon hold, what
 KEY_MIB = 32
 
 
-class Served(DaemonProcess):
+class Served(GrpcDaemon):
     """A daemon with gRPC on a port of its own."""
 
     def __init__(self) -> None:
-        super().__init__(f"[accounts.owner]\nmemory_mb = {KEY_MIB}\n[pool]\nfloor = 0\nceiling = 0\n")
-        self.options = ["--grpc", "127.0.0.1:0"]
-
-    @property
-    def port(self) -> int:
-        return int((self.home / "grpc.endpoint").read_text().split()[0].rpartition(":")[2])
-
-    @property
-    def ca(self) -> str:
-        return (self.home / "tls" / "sandbox-ca.crt").read_text()
+        super().__init__(f"[accounts.owner]\nmemory_mb = {KEY_MIB}\n")
 
     @property
     def rss(self) -> int:
-        assert self.process is not None
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return int(line.split()[1]) // 1024
-        raise AssertionError("the daemon is gone")
-
-    def key(self, name: str) -> str:
-        quotas = {"write_burst": 10**6, "write_rate": 10**6}
-        return str(self.post("/v1/keys", {"name": name, "scopes": ["use"], "quotas": quotas})["key"])
+        return self.memory("VmRSS")
 
     def stub(self, key: str) -> tuple[grpc.Channel, sandbox_pb2_grpc.SandboxServiceStub]:
         creds = grpc.ssl_channel_credentials(self.ca.encode())
@@ -57,10 +40,8 @@ class Served(DaemonProcess):
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     made = Served()
-    made.start()
-    until((made.home / "grpc.endpoint").exists, "gRPC listens")
-    yield made
-    made.close()
+    with started(made):
+        yield made
 
 
 @pytest.mark.parametrize("path", [METHOD, HEALTH, "/no.such.Service/Call"])

@@ -7,10 +7,10 @@ operator's (`[accounts.total] memory_mb`). Here that total is small, so that a f
 import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
-from lab.daemon import DaemonProcess, until
+from lab.daemon import until
+from lab.grpc_daemon import GrpcDaemon, started
 from lab.raw_http2 import RawClient, dial, pour
 
 METHOD = "/sandbox.v1.SandboxService/CreateSession"
@@ -21,39 +21,21 @@ OWNER_MIB = 64
 SLACK_MIB = 64  # buffers of TLS and sockets, and what Python keeps beside the bytes that are charged
 
 
-class Small(DaemonProcess):
+class Small(GrpcDaemon):
     def __init__(self) -> None:
-        caps = f"[accounts.owner]\nmemory_mb = {OWNER_MIB}\n[accounts.total]\nmemory_mb = {TOTAL_MIB}\n"
-        super().__init__(f"{caps}[pool]\nfloor = 0\nceiling = 0\n")
-        self.options = ["--grpc", "127.0.0.1:0"]
-
-    @property
-    def port(self) -> int:
-        return int((self.home / "grpc.endpoint").read_text().split()[0].rpartition(":")[2])
-
-    @property
-    def ca(self) -> str:
-        return (self.home / "tls" / "sandbox-ca.crt").read_text()
+        super().__init__(f"[accounts.owner]\nmemory_mb = {OWNER_MIB}\n[accounts.total]\nmemory_mb = {TOTAL_MIB}\n")
 
     @property
     def peak(self) -> int:
         """MiB that were ever resident."""
-        assert self.process is not None
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
-
-    def key(self, name: str) -> str:
-        quotas = {"write_burst": 10**6, "write_rate": 10**6}
-        return str(self.post("/v1/keys", {"name": name, "scopes": ["use"], "quotas": quotas})["key"])
+        return self.memory("VmHWM")
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Small]:
     made = Small()
-    made.start()
-    until((made.home / "grpc.endpoint").exists, "the port is open")
-    yield made
-    made.close()
+    with started(made):
+        yield made
 
 
 class HalfRequest:
