@@ -101,6 +101,29 @@ def test_twenty_runs_at_once_on_nothing_get_one_daemon_and_one_session(fresh: Cl
     assert len(daemons) == 1
 
 
+def test_k8e_P15_twenty_runs_of_a_tenant_meet_what_its_manifest_made_and_all_of_it(fresh: Cli, tmp_path: Path) -> None:
+    """The first run fills the session; those that come meanwhile, from here and from elsewhere, wait for the last file."""
+    entries = "".join(f'  - file: {{path: "f{number}", content: "{number}"}}\n' for number in range(1000))
+    manifest = tmp_path / "workspace.yaml"
+    manifest.write_text(f"entries:\n{entries}")
+    run = ("sandbox", "run", "cat f999", "--tenant", "team")
+    filled = (*run, "--manifest", str(manifest))
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+    first = fresh.popen(*filled, stderr=subprocess.PIPE, **pipes)
+    assert first.stderr is not None and first.stderr.readline() == b"atoll: entry 1/1000: file f0\n"
+    elsewhere = {"ATOLL_CERT_DIR": str(tmp_path / "other"), "ATOLL_ENDPOINT": f"unix:{fresh.home}/daemon.sock"}
+    others = [
+        fresh.popen(*(filled if n % 2 else run), env=elsewhere if n % 4 > 1 else {}, stderr=subprocess.DEVNULL, **pipes)
+        for n in range(19)
+    ]
+    answers = [json.loads(one.communicate(timeout=WAIT)[0]) for one in (*others, first)]
+    assert [answer["stdout"] for answer in answers] == ["999"] * 20, answers
+    assert len({answer["session_id"] for answer in answers}) == 1
+    assert len(fresh.ok("sandbox", "list")["sandboxes"]) == 1
+    again = fresh(*filled)
+    assert again.json["session_id"] == answers[0]["session_id"] and b"fill only a new one" in again.stderr
+
+
 def test_k8e_D28_a_crashed_creator_blocks_nobody(cli: Cli, tenant: str) -> None:
     place = Path(cli.home) / "sandbox" / tenant
     place.mkdir(parents=True)

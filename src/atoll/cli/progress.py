@@ -6,6 +6,7 @@ from ..client.http import FRAMES
 from ..client.outcome import ATTEMPTS
 from ..client.results import Event
 from ..errors import OutcomeUnknown, Unavailable
+from .output import program_name, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
 
     from ..client._sync.driver import Link
     from ..client.calls import Call
+
+
+def tell_entry(fields: dict[str, Any]) -> None:
+    """Say which entry of a manifest is begun."""
+    say(f"{program_name()}: entry {fields['entry']}/{fields['of']}: {fields['does']}")
 
 
 class Shown:
@@ -54,6 +60,8 @@ def _watch(link: Link, call: Call) -> dict[str, Any]:
         for value in exchange.frames():
             if isinstance(value, Event) and "progress" in value.data:
                 shown.show(value.data["progress"])
+            elif isinstance(value, Event) and "entry" in value.data:
+                tell_entry(value.data)
             elif isinstance(value, dict):
                 return value
     finally:

@@ -101,25 +101,35 @@ def obtain(
     A new one has what --manifest and --git-repo of `filling` say.
     """
     current = state.current() if before is None else None
+    fills = filling is not None and bool(filling.manifest or filling.git_repo)
     if current is not None:
+        if fills:
+            _tell_unfilled(current)
         return current, None
     if filling is not None and filling.values.get("persistent"):
         options["persistent"] = True
-    if filling is not None and (filling.manifest or filling.git_repo):
-        from .filled import obtain_filled
+    entries: dict[str, Any] | None = None
+    if filling is not None and fills:
+        from .workspaces import filling_of
 
-        return obtain_filled(state, link, options, filling), None
+        entries = filling_of(filling)
     from .progress import create_watched
 
     found = create_watched(
-        link, calls.obtain_session(options, state.tenant, state.holder, before and reference(before))
+        link, calls.obtain_session(options, state.tenant, state.holder, before and reference(before), entries)
     )
     session = shown(found["sandbox"]["id"])
+    if fills and not found["created"]:
+        _tell_unfilled(session)
     if found["created"]:
         tell_unheld(found["sandbox"])
     state.remember(session)
     replaced = found.get("replaced")
     return session, replaced and {"session_id": before, "reason": replaced["reason"], "lost": replaced["lost"]}
+
+
+def _tell_unfilled(session: str) -> None:
+    say(f"{program_name()}: {session} was there already; --manifest and --git-repo fill only a new one")
 
 
 def _code(arguments: Arguments) -> str:

@@ -11,6 +11,7 @@ from ..client.results import Event
 from ..errors import InvalidArgument
 from ..words import k8e as words
 from .output import print_json, say, write
+from .progress import tell_entry
 from .session import create_options, open_link, reference, setting, shown, tenant_of
 
 TYPE_CHECKING = False
@@ -126,15 +127,20 @@ def subagent(arguments: Arguments) -> int:
     return 0
 
 
-def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """A sandbox with the entries of --manifest and --git-repo done, and how many those were."""
-    fields: dict[str, Any] = {"sandbox": calls.create_fields(options)}
+def filling_of(arguments: Arguments) -> dict[str, Any]:
+    """Return what --manifest and --git-repo say, as the daemon takes it."""
+    fields: dict[str, Any] = {}
     if arguments.manifest:
         fields["manifest"] = _manifest(arguments.manifest)
     if arguments.git_repo:
         entry = {"path": arguments.git_path or "repo", "repo": arguments.git_repo, "ref": arguments.git_ref or "main"}
         fields["entries"] = [{"gitRepo": entry}]
-    call = calls.post("/v1/manifests", fields)
+    return fields
+
+
+def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """A sandbox with the entries of --manifest and --git-repo done, and how many those were."""
+    call = calls.post("/v1/manifests", {"sandbox": calls.create_fields(options), **filling_of(arguments)})
     call.headers, call.timeout = (*call.headers, ("Accept", FRAMES)), None
     exchange, count = link.open(call), 0
     exchange.raise_for_status()
@@ -143,7 +149,7 @@ def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> 
             return value, count
         if isinstance(value, Event):
             count = value.data["of"]
-            say(f"atoll: entry {value.data['entry']}/{count}: {value.data['does']}")
+            tell_entry(value.data)
     raise AssertionError("unreachable")
 
 

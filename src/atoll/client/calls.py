@@ -104,13 +104,20 @@ def create(options: Mapping[str, Any]) -> Call:
     return Call("POST", "/v1/sandboxes", _encode(fields), _JSON, repeatable=True)
 
 
-def obtain_session(options: Mapping[str, Any], tenant: str, holder: str = "", before: str | None = None) -> Call:
-    """The tenant's own session, found or made of `options`. Asked twice, the daemon answers with the same one."""
-    sandbox = {**create_fields(options), "request_id": new_command_id()}
-    fields = {"tenant": tenant, "holder": holder, "sandbox": sandbox}
-    return Call(
-        "POST", "/v1/sessions", _encode({**fields, **({"before": before} if before else {})}), _JSON, repeatable=True
-    )
+def obtain_session(
+    options: Mapping[str, Any],
+    tenant: str,
+    holder: str = "",
+    before: str | None = None,
+    filling: Mapping[str, Any] | None = None,
+) -> Call:
+    """The tenant's own session, found or made of `options` and filled. Asked twice, the daemon answers with the same one."""
+    fields: dict[str, Any] = {"tenant": tenant, "holder": holder, "sandbox": create_fields(options), **(filling or {})}
+    if not filling:
+        fields["sandbox"]["request_id"] = new_command_id()
+    if before:
+        fields["before"] = before
+    return Call("POST", "/v1/sessions", _encode(fields), _JSON, repeatable=True)
 
 
 def find_session(tenant: str, holder: str = "") -> Call:

@@ -78,7 +78,8 @@ class Core:
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)
         self.sandboxes.accounts = self.accounts
         self.subagents = SubAgents(self.sandboxes)
-        self.sessions = Sessions(self.sandboxes)
+        self.manifests = Manifests(self)
+        self.sessions = Sessions(self.sandboxes, self.manifests)
         self.snapshots = Snapshots(self.sandboxes, self.history, home, self.workers)
         self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
@@ -86,7 +87,6 @@ class Core:
         self.notes = Notes(self.sandboxes, self.store)
         self.metrics = Metrics(self.sandboxes)
         self.once = Once(self)
-        self.manifests = Manifests(self)
         self.keeper.watch.on_lost_key(self.approvals.withdraw_all)
         self.keeper.watch.on_lost_key(self.exposures.end_all)
         self.key_verbs = KeyVerbs(self.keys, self.granting, self.keeper.watch)

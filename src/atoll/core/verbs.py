@@ -86,7 +86,7 @@ _ROWS = (
          through=("create", "files.write", "files.mkdir", "commands.exec", "destroy")),
     _reading("sessions.find"),
     Verb("sessions.obtain", model.ObtainSession, model.SessionInfo, writes=True, repeatable=True, sandbox=False,
-         through=("create", "start", "resume")),
+         through=("create", "start", "resume", "files.write", "files.mkdir", "commands.exec", "destroy")),
     # Commands
     _writing("commands.exec", model.ExecSpec, model.ExecResult, *_COMMAND),
     _writing("commands.stream", model.ExecSpec, model.ExecResult, *_COMMAND),

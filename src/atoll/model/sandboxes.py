@@ -139,17 +139,22 @@ Tenant = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$")]
 class ObtainSession(Request, kw_only=True):
     """The session of a tenant, found or made of `sandbox`. Without a tenant: the caller's own, which `before` names.
 
-    `holder` tells the sessions of several machines of one tenant apart. `before` is the session the caller had.
+    `holder` tells the sessions of several machines of one tenant apart. `before` is the session the caller had. A new one is
+    filled by `manifest` and `entries` before anybody gets it.
     """
 
     tenant: Tenant = ""
     holder: Annotated[str, Meta(max_length=64)] = ""
     before: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     sandbox: CreateSandbox = field(default_factory=CreateSandbox)
+    manifest: str = ""
+    entries: Annotated[list[dict[str, Any]], Meta(max_length=1000)] = []
 
     def __post_init__(self) -> None:
         if ".." in self.tenant:
             raise ValueError("a tenant's name has no `..`")
+        if self.manifest or self.entries:
+            check_no_request_id(self.sandbox)
 
 
 class Replaced(Answer, kw_only=True):

@@ -6,7 +6,8 @@ that come at once get the same one. A caller without a tenant has one of its own
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -14,8 +15,12 @@ import msgspec
 from atoll import errors, labels
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
+from atoll.core.policy.images import WATCHER
 from atoll.core.sandboxes.verbs import Sandboxes, watch_image
-from atoll.model import CreateSandbox, ObtainSession, Replaced, SandboxInfo, SessionInfo
+from atoll.model import CreateFromManifest, CreateSandbox, ObtainSession, Replaced, SandboxInfo, SessionInfo
+
+if TYPE_CHECKING:
+    from atoll.core.workspaces.manifest import Manifests
 
 LOST = "the files"
 
@@ -23,8 +28,9 @@ LOST = "the files"
 class Sessions(Part):
     """The default sessions of every owner."""
 
-    def __init__(self, sandboxes: Sandboxes) -> None:
+    def __init__(self, sandboxes: Sandboxes, manifests: "Manifests") -> None:
         self._sandboxes = sandboxes
+        self._manifests = manifests
         self._locks: WeakValueDictionary[tuple[str, str, str], asyncio.Lock] = WeakValueDictionary()
 
     @verb("sessions.find")
@@ -60,12 +66,28 @@ class Sessions(Part):
                 found = await self._running(who, there.id)
                 if isinstance(found, SandboxInfo):
                     return SessionInfo(sandbox=found, created=False, replaced=replaced)
-            made = await self._sandboxes.create(who, _spec(asked))
+            made = await self._make(who, asked)
             return SessionInfo(sandbox=made, created=True, replaced=replaced)
 
     def obtain_watched(self, who: Principal, asked: ObtainSession) -> AsyncIterator[dict[str, Any] | SessionInfo]:
-        """The same, with how far its image is while that is fetched or built; the session last."""
+        """The same, with how far its image and its filling are; the session last."""
         return watch_image(lambda: self.obtain(who, asked))
+
+    async def _make(self, who: Principal, asked: ObtainSession) -> SandboxInfo:
+        """Return a new session. One with a manifest is filled here, under the lock, so that nobody meets it half filled."""
+        spec = _spec(asked)
+        if not asked.manifest and not asked.entries:
+            return await self._sandboxes.create(who, spec)
+        wanted = CreateFromManifest(sandbox=spec, manifest=asked.manifest, entries=asked.entries)
+        tell = WATCHER.get()
+        items = self._manifests.create(who, wanted)
+        async with aclosing(items):  # type: ignore[type-var]  # it is a generator
+            async for item in items:
+                if isinstance(item, SandboxInfo):
+                    return item
+                if tell is not None:
+                    tell(item)
+        raise AssertionError("a manifest ends with its sandbox or an error")
 
     async def _running(self, who: Principal, ref: str) -> SandboxInfo | str:
         """Return a sandbox that runs, started again if it rests; else why it cannot."""
