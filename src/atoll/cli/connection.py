@@ -10,6 +10,7 @@ import os
 import stat
 
 from ..client.codec import dumps, loads
+from ..client.portable import CLOSE_ON_EXEC, NO_FOLLOW, is_linux
 from ..errors import AtollError, DaemonUnreachable, InvalidArgument, PermissionDenied, Unavailable
 from .session import data_directory, is_k8e, keep_data_directory, setting
 
@@ -186,9 +187,10 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
     fresh = f"{path}.{os.getpid()}"
     try:
         os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
-        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW | CLOSE_ON_EXEC, mode)
         with os.fdopen(handle, "w", encoding="utf-8") as out:
-            os.fchmod(out.fileno(), mode)
+            if is_linux():
+                os.fchmod(out.fileno(), mode)
             out.write(text)
         os.replace(fresh, path)
     except OSError as failure:
@@ -215,7 +217,7 @@ def _read(path: str, *, guarded: bool) -> str | None:
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if guarded and (status.st_uid not in (0, os.geteuid()) or _writable_by_others(status)):
+            if guarded and is_linux() and (status.st_uid not in (0, os.geteuid()) or _writable_by_others(status)):
                 raise PermissionDenied(f"{path} can be written by others, so it is not used", hint=f"chmod go-w {path}")
             return file.read(MAX_FILE).decode()
     except FileNotFoundError:

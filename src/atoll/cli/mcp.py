@@ -127,6 +127,7 @@ class Bridge:
             if self._greeting is not None:
                 tunnel.send(self._greeting)
             self._thread(target=self._listen, args=(tunnel,), daemon=True).start()
+            return tunnel
         return self._tunnel
 
     def _listen(self, tunnel: Tunnel) -> None:
@@ -169,6 +170,10 @@ class Bridge:
         """Input has ended. Whoever still reads gets what it asked for; an agent that is gone reads no more."""
         import select
 
+        if not hasattr(select, "poll"):  # a system on which nobody can be seen to have left
+            with self._lock:
+                self._idle.wait_for(lambda: not self._asked)
+            return
         watch = select.poll()
         watch.register(1, 0)
         with self._lock:

@@ -8,6 +8,7 @@ import time
 
 from ..client import calls, spawn
 from ..client.codec import dumps
+from ..client.portable import require_linux
 from ..errors import DaemonUnreachable, FailedPrecondition, Timeout
 from .output import OWN_FAILURE, print_json, say, tell
 from .session import open_link
@@ -23,6 +24,7 @@ STOP_DEADLINE = 120.0
 
 def serve(arguments: Arguments) -> int:
     """Become the daemon."""
+    require_linux()
     if arguments.agentkernel or os.path.basename(sys.argv[0]) == "agentkernel":
         from ..surfaces.agentkernel.cli.serve import serve as serve_agentkernel
 

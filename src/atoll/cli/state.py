@@ -7,11 +7,11 @@ sandbox by itself, and makes it once, however many ask at once.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 
 from ..client.codec import dumps, loads
+from ..client.portable import CLOSE_ON_EXEC, NO_FOLLOW, lock
 from ..errors import InvalidArgument
 
 TYPE_CHECKING = False
@@ -37,9 +37,10 @@ class State:
         """Whose sandbox it is within the tenant: `default` is no tenant, but each machine's own."""
         if self.tenant != DEFAULT:
             return ""
+        from _socket import gethostname
         from hashlib import sha256
 
-        machine = os.uname().nodename
+        machine = gethostname()
         try:
             with open("/etc/machine-id", encoding="ascii", errors="replace") as file:
                 machine += file.read().strip()
@@ -73,7 +74,7 @@ class State:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         entry = {"session_id": session_id, "phase": "active", "tenant_id": self.tenant, "created_at": now}
         temporary = f"{self._file}.{os.getpid()}"
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | NO_FOLLOW | CLOSE_ON_EXEC, 0o600)
         try:
             os.write(descriptor, (dumps(entry) + "\n").encode("ascii"))
         finally:
@@ -104,8 +105,8 @@ class _Lock:
         self._descriptor = -1
 
     def __enter__(self) -> None:
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | CLOSE_ON_EXEC, 0o600)
+        lock(self._descriptor)
 
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)

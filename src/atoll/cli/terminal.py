@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import termios
-import tty
 from _thread import start_new_thread
 
 from ..client import calls
 from ..client.results import Event, Output, Started
-from ..errors import AtollError, InvalidArgument
+from ..errors import AtollError, InvalidArgument, Unsupported
 from .execute import PIECE, beside, exit_code, feed_stdin
 from .output import OWN_FAILURE, say, tell, write
 from .session import open_link, reference
@@ -183,10 +181,21 @@ def _size() -> tuple[int, int]:
     return 24, 80
 
 
+def _modes() -> Any:
+    """The two modules that change a terminal's mode; Unsupported where this system has none."""
+    try:
+        import termios
+        import tty
+    except ImportError:
+        raise Unsupported("this system has no terminal that can be passed on", hint="run it without -t") from None
+    return termios, tty
+
+
 class _RawMode:
     """Standard input in raw mode, put back whatever happens: also when we are told to end."""
 
     def __enter__(self) -> None:
+        termios, tty = _modes()
         self._saved = termios.tcgetattr(0) if os.isatty(0) else None
         self._handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
         if self._saved is not None:
@@ -194,6 +203,7 @@ class _RawMode:
 
     def __exit__(self, *_: object) -> None:
         if self._saved is not None:
+            termios, _ = _modes()
             termios.tcsetattr(0, termios.TCSADRAIN, self._saved)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)

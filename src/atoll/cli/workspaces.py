@@ -7,6 +7,7 @@ import time
 
 from ..client import calls
 from ..client.http import FRAMES, quote, with_query
+from ..client.portable import CLOSE_ON_EXEC
 from ..client.results import Event
 from ..errors import InvalidArgument
 from ..words import k8e as words
@@ -102,7 +103,7 @@ def bring_in(arguments: Arguments) -> int:
     target = with_query(_path(name) + "/archive", {"force": True if arguments.force else None})
     call = calls.Call("PUT", target, None, (("Content-Type", "application/x-tar"),), timeout=None)
     try:
-        descriptor = 0 if source == "-" else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = 0 if source == "-" else os.open(source, os.O_RDONLY | CLOSE_ON_EXEC)
     except OSError as error:
         raise InvalidArgument(f"cannot read {source}: {error.strerror}") from None
     wire = open_link(arguments).open(call, iter(lambda: os.read(descriptor, PIECE), b"")).json()

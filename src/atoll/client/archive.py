@@ -15,12 +15,14 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
-from ..errors import FileError, InvalidArgument, TooLarge
+from ..errors import FileError, InvalidArgument, TooLarge, Unsupported
+from .portable import CLOSE_ON_EXEC, NO_FOLLOW
 
 PIECE = 262_144
 MAX_BYTES = 64 * 1024**3
 MAX_ENTRIES = 1_000_000
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_IS_DIRECTORY = getattr(os, "O_DIRECTORY", 0)
+_DIRECTORY = os.O_RDONLY | _IS_DIRECTORY | NO_FOLLOW | CLOSE_ON_EXEC
 
 
 class Unpacked:
@@ -71,7 +73,7 @@ def _header(info: tarfile.TarInfo) -> bytes:
 
 
 def _pack_file(path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    descriptor = os.open(path, os.O_RDONLY | NO_FOLLOW | CLOSE_ON_EXEC | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb", buffering=0) as file:
         left = info.size = os.fstat(descriptor).st_size
         yield _header(info)
@@ -113,7 +115,9 @@ def unpack(
 ) -> Unpacked:  # fmt: skip
     """Extract a tar stream beneath the existing directory `target`."""
     done = Unpacked()
-    root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # the caller's own word: may itself be a link
+    if os.open not in os.supports_dir_fd:
+        raise Unsupported("this system cannot unpack a directory safely", hint="fetch its files one by one")
+    root = os.open(target, os.O_RDONLY | _IS_DIRECTORY | CLOSE_ON_EXEC)  # the caller's own word: may itself be a link
     try:
         stream = io.BufferedReader(_Pieces(pieces), PIECE)
         with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
@@ -252,7 +256,7 @@ def write_beneath(
     """Write a file into the directory `parent`: whole or not at all, never through a link that lies there."""
     _refuse_link(parent, name)
     temporary, written = _temporary(), 0
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | CLOSE_ON_EXEC
     descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
     try:
         with open(descriptor, "wb", buffering=0) as file:
@@ -276,7 +280,7 @@ def write_local(path: str, pieces: Iterable[bytes], mode: int = 0o644) -> int:
     directory, name = os.path.split(os.path.abspath(path))
     if not name:
         raise InvalidArgument(f"{path} is a directory")
-    parent = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent = os.open(directory, os.O_RDONLY | _IS_DIRECTORY | CLOSE_ON_EXEC)
     try:
         return write_beneath(parent, name, pieces, mode)
     finally:

@@ -6,11 +6,10 @@ that can be done with them is here, once for each way of waiting.
 
 from __future__ import annotations
 
-import select
-
 from ..errors import AtollError, DaemonUnreachable, Internal, OutcomeUnknown, Timeout, Unavailable, from_wire
 from .codec import loads
 from .http import ERROR, EVENT, RESULT, STDERR, STDOUT, FrameParser, ProtocolError
+from .portable import wait_ready
 from .results import Event, Output, Started
 
 TYPE_CHECKING = False
@@ -93,9 +92,7 @@ def unsent(path: str, call: Call, why: str, acted: bool) -> AtollError:
 
 def is_quiet(descriptor: int) -> bool:
     """Whether an idle connection is alive: readable while nothing was asked means it was closed, or is out of step."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN | select.POLLHUP | select.POLLERR)
-    return not poll.poll(0)
+    return wait_ready(descriptor, 0) == (False, False)
 
 
 def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Event | dict[str, Any]:

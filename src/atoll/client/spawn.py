@@ -11,10 +11,10 @@ import errno
 import os
 import sys
 import time
-from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
 from _socket import socket as Socket  # the `socket` module wraps this in classes that cost 8 ms to import
 
 from ..errors import DaemonUnreachable, PermissionDenied
+from .portable import require_linux
 
 START_DEADLINE = 60.0
 SLOW_START = 600.0  # a daemon that is alive and still starting, on a slow machine, is waited for as long as this
@@ -42,6 +42,9 @@ def socket_path(home: str) -> str:
 
 def connect(path: str, timeout: float | None) -> Socket:
     """A connected socket, or OSError. A path too long for a socket address goes through its directory's descriptor."""
+    require_linux()
+    from _socket import AF_UNIX, SOCK_CLOEXEC, SOCK_STREAM
+
     sock = Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
     try:
         sock.settimeout(timeout)
@@ -75,6 +78,7 @@ def refusal(path: str, failure: OSError) -> DaemonUnreachable | PermissionDenied
 
 def ensure(home: str, deadline: float = START_DEADLINE) -> None:
     """Return when a daemon for `home` can be connected to, starting one if need be."""
+    require_linux()
     import fcntl
 
     until = time.monotonic() + deadline

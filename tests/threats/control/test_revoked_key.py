@@ -21,7 +21,7 @@ from lab.sandboxes import NO_SPARES, PATIENCE, RUNTIMES, until
 from atoll.client import calls
 from atoll.client._sync.driver import Link
 from atoll.client._sync.secure import RemoteLink
-from atoll.client._sync.tunnel import open_tunnel
+from atoll.client._sync.tunnel import open_tunnel, upgrade
 from atoll.errors import AtollError, NotFound, Unauthenticated
 
 SERVER = (
@@ -194,7 +194,22 @@ def asked(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
     return end_of(lambda: link.call(calls.wait_approval(approval, 250)))
 
 
-OPEN = (exec_stream, terminal, attached, events, upload, download, watched, forwarded, asked)
+def conversing(daemon: Gateway, link: RemoteLink, sandbox: str) -> Ended:
+    """MCP as `atoll mcp` on another machine speaks it."""
+    tunnel = upgrade(link, "/v1/mcp")
+    tunnel.send(b'{"toolset": "k8e"}')
+    tunnel.send(b'{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}')
+    assert b"sandbox_run" in tunnel.recv()
+
+    def read() -> None:
+        while tunnel.recv():
+            pass
+        raise Unauthenticated("closed")
+
+    return end_of(read)
+
+
+OPEN = (exec_stream, terminal, attached, events, upload, download, watched, forwarded, asked, conversing)
 
 
 @pytest.mark.parametrize("opened", OPEN, ids=lambda one: one.__name__)

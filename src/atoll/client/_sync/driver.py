@@ -7,14 +7,15 @@ closed it and would otherwise turn a harmless loss into an unknown outcome.
 
 from __future__ import annotations
 
+import _socket
 import os
-import select
 from _socket import socket
 from _thread import allocate_lock
 
 from .. import spawn
 from ..http import LAST_CHUNK, Cut, ProtocolError, ResponseParser, encode_chunk, encode_request
 from ..outcome import ATTEMPTS, Again, Answered, BodyFailed, OnSocket, Refused, is_quiet, late, lost, unsent
+from ..portable import wait_ready
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ Lock = allocate_lock
 Socket = socket
 PIECE = 262_144
 FIRST_PIECE = 16_384  # most answers fit into it; a large buffer costs a mapping of its own
-_MSG_DONTWAIT = 0x40
-_MSG_NOSIGNAL = 0x4000
+_MSG_DONTWAIT = getattr(_socket, "MSG_DONTWAIT", 0)
+_MSG_NOSIGNAL = getattr(_socket, "MSG_NOSIGNAL", 0)
 
 
 class Exchange(OnSocket, Answered):
@@ -195,16 +196,13 @@ def _send(sock: Socket, data: bytes, timeout: float | None, *, watch: bool = Fal
 def send_until_answered(sock: Socket, data: bytes, timeout: float | None, is_answer: Callable[[], bool]) -> bool:
     """Send all of it; False when the peer answered before. `is_answer` says whether what can be read is one."""
     view = memoryview(data)
-    poll = select.poll()
-    poll.register(sock.fileno(), select.POLLIN | select.POLLOUT)
     while view:
-        events = poll.poll(None if timeout is None else timeout * 1000)
-        if not events:
+        readable, writable = wait_ready(sock.fileno(), timeout, write=True)
+        if not readable and not writable:
             raise TimeoutError
-        seen = events[0][1]
-        if seen & (select.POLLHUP | select.POLLERR) or (seen & select.POLLIN and is_answer()):
+        if readable and is_answer():
             return False
-        if not seen & select.POLLOUT:
+        if not writable:
             continue
         try:
             view = view[sock.send(view, _MSG_DONTWAIT | _MSG_NOSIGNAL) :]

@@ -1,10 +1,15 @@
-"""The daemon's end of `atoll mcp`: a WebSocket whose first message says what was chosen, then one JSON-RPC message each way."""
+"""The daemon's end of `atoll mcp`: a WebSocket whose first message says what was chosen, then one JSON-RPC message each way.
+
+The daemon's own user chooses freely. A key reaches it from another machine: it chooses toolset, tenant and runtime, its calls
+count against its rates, its messages against its memory, and it is cut when the key is taken away.
+"""
 
 import asyncio
 from typing import Any
 
-from atoll import errors, model
+from atoll import accounts, errors, model
 from atoll.core import Core
+from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.server.request import Receive, Send, wire
 from atoll.server.tunnel import refuse
@@ -18,8 +23,8 @@ MAX_MESSAGES, MAX_BYTES = 20_000, 256 * 1024 * 1024  # of messages under way
 
 async def serve(core: Core, who: Principal, receive: Receive, send: Send) -> None:
     await receive()  # websocket.connect
-    if who.kind != "local":
-        await refuse(errors.PermissionDenied("MCP on stdio is for the daemon's own user"), send)
+    if not may(who, "use"):
+        await refuse(errors.PermissionDenied("this key does not have the scope 'use'"), send)
         return
     await send({"type": "websocket.accept"})
     try:
@@ -27,18 +32,31 @@ async def serve(core: Core, who: Principal, receive: Receive, send: Send) -> Non
         if first["type"] != "websocket.receive":
             return
         settings = model.decode(Settings, _data(first))
+        is_local = who.kind == "local"
+        if not is_local:
+            _refuse_host(settings)
+        client = Client(core, who, settings, None if is_local else core.keeper, source="stdio")
+        with core.keeper.watch.during(who), core.accounts.lease(accounts.MEMORY, 0, accounts.owner(who.owner)) as held:
+            await _converse(client, held, receive, send)
     except errors.AtollError as error:
         await send({"type": "websocket.close", "code": 1008, "reason": wire(error)["message"][:100]})
-        return
-    await _converse(Client(core, who, settings, source="stdio"), receive, send)
 
 
-async def _converse(client: Client, receive: Receive, send: Send) -> None:
+def _refuse_host(settings: Settings) -> None:
+    """Raise PermissionDenied when a key chose what is of this machine, or more network than its policy gives."""
+    if settings.any_host or settings.allow_host_access or settings.project:
+        raise errors.PermissionDenied("a key cannot choose this machine's files or any host")
+
+
+async def _converse(client: Client, held: accounts.Lease, receive: Receive, send: Send) -> None:
     async def tell(message: Any) -> None:
         await send({"type": "websocket.send", "bytes": (encode(message) + "\n").encode()})
 
     conversation = Conversation(client, tell)
     tasks: dict[asyncio.Task[None], int] = {}
+
+    def done(task: asyncio.Task[None]) -> None:
+        held.shrink(tasks.pop(task))
 
     async def handle(message: Any) -> None:
         answer = await conversation.answer(message)
@@ -56,13 +74,17 @@ async def _converse(client: Client, receive: Receive, send: Send) -> None:
             except ValueError:
                 await tell(hello.failure(None, hello.PARSE_ERROR, "this is not JSON"))
                 continue
-            if len(tasks) >= MAX_MESSAGES or sum(tasks.values()) + len(raw) > MAX_BYTES:
+            try:
+                if len(tasks) >= MAX_MESSAGES or sum(tasks.values()) + len(raw) > MAX_BYTES:
+                    raise errors.Exhausted("too many messages under way")
+                held.grow(len(raw))
+            except errors.Exhausted as full:
                 # Waiting here instead would hide from us that the client has gone.
-                await tell(hello.failure(id_of(parsed), hello.INTERNAL, "too many messages under way"))
+                await tell(hello.failure(id_of(parsed), hello.INTERNAL, full.message))
                 continue
             task = asyncio.create_task(handle(parsed))
             tasks[task] = len(raw)
-            task.add_done_callback(tasks.pop)
+            task.add_done_callback(done)
     finally:
         for task in list(tasks):
             task.cancel()
