@@ -3,8 +3,9 @@
 import difflib
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -231,7 +232,7 @@ def parse(text: str, where: str = "config.toml") -> Config:
         raise errors.InvalidArgument(f"{where}: {error}") from None
 
 
-def _refuse_unknown(raw: dict[str, Any], kind: type[Struct], where: str, prefix: str) -> None:
+def _refuse_unknown(raw: Mapping[str, object], kind: type[Struct], where: str, prefix: str) -> None:
     fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
     for key, value in raw.items():
         if key not in fields:
@@ -243,7 +244,7 @@ def _refuse_unknown(raw: dict[str, Any], kind: type[Struct], where: str, prefix:
             _refuse_unknown(value, inner, where, f"{prefix}{key}.")
 
 
-def show(config: Config) -> dict[str, Any]:
+def show(config: Config) -> Mapping[str, object]:
     """Every setting with its present value, as JSON."""
-    plain: dict[str, Any] = msgspec.to_builtins(config)
+    plain: Mapping[str, object] = msgspec.to_builtins(config)
     return plain

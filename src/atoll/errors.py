@@ -39,7 +39,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # `typing` itself costs a third of a bare interpreter's start, and the CLI's hot path passes here
 if TYPE_CHECKING:
-    from typing import Any, ClassVar
+    from collections.abc import Mapping
+    from typing import Any, ClassVar, NotRequired, TypedDict
+
+    class ErrorFields(TypedDict):
+        """An error as every wire has it."""
+
+        code: str
+        message: str
+        retry: str
+        hint: NotRequired[str]
+        details: NotRequired[dict[str, Any]]
 
 
 class AtollError(Exception):
@@ -49,18 +59,18 @@ class AtollError(Exception):
     http_status: ClassVar[int] = 500
     retry: ClassVar[str] = "no"  # "no", "yes" (nothing happened) or "never" (it may have happened)
 
-    def __init__(self, message: str, *, hint: str = "", details: dict[str, Any] | None = None) -> None:
+    def __init__(self, message: str, *, hint: str = "", details: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.details: dict[str, Any] = details or {}
+        self.details: Mapping[str, Any] = details or {}
 
-    def to_wire(self) -> dict[str, Any]:
-        wire: dict[str, Any] = {"code": self.code, "message": self.message, "retry": self.retry}
+    def to_wire(self) -> ErrorFields:
+        wire: ErrorFields = {"code": self.code, "message": self.message, "retry": self.retry}
         if self.hint:
             wire["hint"] = self.hint
         if self.details:
-            wire["details"] = self.details
+            wire["details"] = dict(self.details)
         return wire
 
 
@@ -243,7 +253,7 @@ def _subclasses(cls: type[AtollError]) -> list[type[AtollError]]:
 BY_CODE: dict[str, type[AtollError]] = {c.code: c for c in _subclasses(AtollError) if c is not AtollError}
 
 
-def from_wire(wire: dict[str, Any]) -> AtollError:
+def from_wire(wire: Mapping[str, object]) -> AtollError:
     """Rebuild the error a peer sent; an unknown code becomes Internal with the code kept in details."""
     cls = BY_CODE.get(str(wire.get("code", "")))
     details = wire.get("details")

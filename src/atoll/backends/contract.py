@@ -14,7 +14,7 @@ from atoll.errors import Unsupported
 from atoll.guest import GuestClient
 from atoll.model import Policy
 
-Record = dict[str, Any]  # JSON for the store; only the backend that made it reads it
+Record = Mapping[str, object]  # JSON for the store; only the backend that made it reads it
 EndKind = Literal["exit", "oom", "killed", "lost", "unknown"]
 
 
@@ -29,7 +29,7 @@ class Limits:
     disk_mb: int = 4096
     shm_mb: int = 256  # of /dev/shm, which is memory too
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.__slots__}
 
     @staticmethod
@@ -292,6 +292,6 @@ class Backend(Protocol):
 
     def warm_for(self, spec: BoxSpec) -> int: ...  # how many would serve this one now
 
-    def warmth(self) -> dict[str, Any]: ...  # for `daemon status`
+    def warmth(self) -> Mapping[str, object]: ...  # for `daemon status`
 
     async def drain(self) -> None: ...  # gives all warm sandboxes up

@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 from atoll.egress import presets, requests
 from atoll.egress.addresses import Network
@@ -62,6 +62,15 @@ class Verdict:
     reason: str = ""
     exceptions: tuple[Network, ...] = ()
     host_access: bool = False
+
+
+class PolicyFields(TypedDict):
+    """A policy as JSON holds it."""
+
+    hosts: list[str]
+    private: dict[str, list[str]]
+    host_ports: list[int]
+    held: NotRequired[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +154,15 @@ class EgressPolicy:
         """The rules in the form `parse_hosts` reads."""
         return tuple(str(rule) for rule in self.rules)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
+    def to_dict(self) -> PolicyFields:
+        fields: PolicyFields = {
             "hosts": list(self.hosts),
             "private": {host: [str(net) for net in nets] for host, nets in self.private},
             "host_ports": sorted(self.host_ports),
-            **({"held": list(self.held)} if self.held else {}),
         }
+        if self.held:
+            fields["held"] = list(self.held)
+        return fields
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "EgressPolicy":

@@ -13,6 +13,7 @@ from atoll import errors
 from atoll.guest import wire
 from atoll.guest.connection import WINDOW, Bytes, Connection, Stream
 from atoll.guest.refusals import ConnectionLost
+from atoll.guest.wire import Message
 
 Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
@@ -49,7 +50,7 @@ class GuestClient:
         self.started = 0  # processes this client has asked for
         self.opened = 0  # operations
         self.before: Callable[[], Awaitable[None]] | None = None  # a sandbox that sleeps is woken by this
-        self.agent: dict[str, Any] = {}
+        self.agent: Message = {}
 
     # Connecting
 
@@ -157,18 +158,18 @@ class GuestClient:
         except wire.WireError as error:
             raise errors.TooLarge(f"the request is too large: {error}") from None
 
-    async def request(self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any) -> dict[str, Any]:
+    async def request(self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any) -> Message:
         """An operation with no data: its result."""
         result, _ = await self.collect(op, timeout=timeout, **fields)
         return result
 
     async def collect(
         self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any
-    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    ) -> tuple[Message, list[Message]]:
         """An operation with no data: its result and all its events. More than `MAX_EVENTS` bytes of them are too large."""
         for attempt in (1, 2, 3):
             stream: Stream | None = None
-            events: list[dict[str, Any]] = []
+            events: list[Message] = []
             try:
                 async with asyncio.timeout(timeout):
                     stream = await self.open(op, **fields)
@@ -211,7 +212,7 @@ class GuestClient:
             self._files.release()
             raise
 
-    async def upload(self, op: str, source: AsyncIterator[Bytes] | Bytes, **fields: Any) -> dict[str, Any]:
+    async def upload(self, op: str, source: AsyncIterator[Bytes] | Bytes, **fields: Any) -> Message:
         """`write` or `tar_in`: bytes into the sandbox. If the source fails or the caller goes away it is undone."""
         async with self._files:
             stream: Stream | None = None
@@ -244,9 +245,9 @@ class Download:
         self._stream = stream
         self._client = client
         self._closed = False
-        self.head: dict[str, Any] = {}
+        self.head: Message = {}
 
-    async def start(self) -> dict[str, Any]:
+    async def start(self) -> Message:
         """Wait for the first event, so that an error is known before any byte is passed on."""
         async for item in self._stream:
             if item.kind == wire.EVENT:
@@ -267,7 +268,7 @@ class Download:
         raise StopAsyncIteration
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Message:
         return self._stream.result or {}
 
     def close(self) -> None:

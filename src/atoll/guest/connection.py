@@ -5,12 +5,14 @@ A connection is used once. When it breaks, every open stream ends with Connectio
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from atoll import errors
 from atoll.guest import wire
 from atoll.guest.refusals import ConnectionLost, refusal
+from atoll.guest.wire import Message
 
 WINDOW = 1024 * 1024
 PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
@@ -37,7 +39,7 @@ class Item(NamedTuple):
     kind: int
     channel: int
     data: bytes
-    event: dict[str, Any]
+    event: Message
     cost: int
 
 
@@ -58,7 +60,7 @@ class Stream:
         self._send_credit = 0
         self._credit_waiter: asyncio.Future[None] | None = None
         self._sent_eof = False
-        self.result: dict[str, Any] | None = None
+        self.result: Message | None = None
         self._error: BaseException | None = None
         self._abandoned = False
         self.tells_eof = True  # whether the end of a channel is an item of its own
@@ -89,7 +91,7 @@ class Stream:
                 self._connection.release(self)
         return item
 
-    async def finish(self) -> dict[str, Any]:
+    async def finish(self) -> Message:
         """Drop what still comes and give the result."""
         async for _ in self:
             pass
@@ -225,7 +227,7 @@ class Connection(asyncio.BufferedProtocol):
         self._streams: dict[int, Stream] = {}
         self._next = 1
         self._writable: asyncio.Future[None] | None = None
-        self._hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._hello: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unseen = 0  # bytes taken in since the last pause
         self._rest = b""  # what came and has to wait for its turn
@@ -338,10 +340,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._writable is not None:
             await asyncio.shield(self._writable)
 
-    async def hello(self) -> dict[str, Any]:
+    async def hello(self) -> Message:
         return await asyncio.shield(self._hello)
 
-    def open(self, request: dict[str, Any], windows: tuple[int, ...] = (), window: int = WINDOW) -> Stream:
+    def open(self, request: Mapping[str, object], windows: tuple[int, ...] = (), window: int = WINDOW) -> Stream:
         """Send a REQUEST and the first credit for the channels it will answer on, in one write."""
         if self.closed.done():
             raise ConnectionLost(self.why)

@@ -3,18 +3,34 @@
 Reading goes on across a lost channel: the process is found again by its id and read from the offsets reached.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from atoll import errors
 from atoll.guest import wire
 from atoll.guest.client import GuestClient
 from atoll.guest.connection import PROCESS_WINDOW, Bytes, Stream
 from atoll.guest.refusals import ConnectionLost
+from atoll.guest.wire import Message
 
 CHANNELS = (wire.STDOUT, wire.STDERR)
 MAX_RECORDS = 4096  # finished processes the agent remembers
+
+
+class ProcessRequest(TypedDict, total=False):
+    """What the agent is told to start: `argv`, or `shell` with a line for a shell."""
+
+    argv: list[str] | None
+    shell: str | None
+    cwd: str
+    env: dict[str, str] | None
+    user: str | None
+    umask: int | None
+    stdin: bool
+    merge_stderr: bool
+    pty: Mapping[str, object]
+    timeout_ms: int | None
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class Exit:
     held: bool = False
 
     @staticmethod
-    def from_wire(result: dict[str, Any]) -> "Exit":
+    def from_wire(result: Message) -> "Exit":
         ended = result.get("exit")
         if not isinstance(ended, dict):
             raise errors.Internal("the guest agent did not say how the process ended")
@@ -55,7 +71,7 @@ class Exit:
         )
 
 
-def _whole(fields: dict[str, Any], key: str, most: int = 2**63 - 1) -> int | None:
+def _whole(fields: Mapping[str, object], key: str, most: int = 2**63 - 1) -> int | None:
     value = fields.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         return None
@@ -82,7 +98,7 @@ class Process:
 
     @staticmethod
     async def start(
-        client: GuestClient, process_id: str, request: dict[str, Any], sent: Callable[[], None] | None = None
+        client: GuestClient, process_id: str, request: ProcessRequest, sent: Callable[[], None] | None = None
     ) -> "Process":
         """Start it and wait until it runs. A program that cannot be started raises ProgramNotStarted.
 
@@ -165,7 +181,7 @@ class Process:
         except (errors.AtollError, ConnectionLost):
             return None
 
-    def _told(self, event: dict[str, Any]) -> None:
+    def _told(self, event: Message) -> None:
         if isinstance(gap := event.get("gap"), dict) and (channel := _whole(gap, "ch", 2)) in self.offsets:
             assert channel is not None
             end = _whole(gap, "to") or 0

@@ -59,7 +59,7 @@ def refusal(err: Any) -> errors.AtollError:
     cls = _CLASSES.get(code) if isinstance(code, str) else None
     if cls is None:
         cls, message = errors.Internal, f"the guest answered {str(code)[:64]!r}: {message}"
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if isinstance(code, str) and code != cls.code:
         details["guest_code"] = code[:64]
     if isinstance(errno, int) and not isinstance(errno, bool):

@@ -5,6 +5,7 @@ DATA are handed on piece by piece as they arrive, so memory does not depend on w
 """
 
 import gc
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,6 +48,9 @@ class WireError(Exception):
     """The peer broke the protocol; the connection cannot be used any longer."""
 
 
+Message = dict[str, Any]  # the map of a control frame: a peer may have put anything into it
+
+
 class Frame(NamedTuple):
     """One frame, or for DATA one piece of it. `channel` is -1 where the kind has none."""
 
@@ -60,7 +64,7 @@ def head(length: int, stream: int, kind: int) -> bytes:
     return length.to_bytes(4, "big") + stream.to_bytes(4, "big") + bytes((kind,))
 
 
-def control(kind: int, stream: int, message: dict[str, Any]) -> bytes:
+def control(kind: int, stream: int, message: Mapping[str, object]) -> bytes:
     """A frame with a MessagePack map: HELLO, REQUEST, RESULT, EVENT or BYE."""
     payload = _pack(message)
     limit = MAX_REQUEST if kind == REQUEST else _LIMIT[kind]
@@ -119,7 +123,7 @@ def name(value: Any) -> str:
     raise WireError("a name must be a string")
 
 
-def message(payload: bytes) -> dict[str, Any]:
+def message(payload: bytes) -> Message:
     """The map of a control frame. Python's collector would look again and again at what a large one becomes: it rests then."""
     if len(payload) <= LARGE or not gc.isenabled():
         return _message(payload)
@@ -130,7 +134,7 @@ def message(payload: bytes) -> dict[str, Any]:
         gc.enable()
 
 
-def _message(payload: bytes) -> dict[str, Any]:
+def _message(payload: bytes) -> Message:
     """The decoder itself refuses what is nested too deeply for it to recurse."""
     try:
         value = _unpack(payload)
@@ -146,7 +150,7 @@ def _message(payload: bytes) -> dict[str, Any]:
     return value
 
 
-def _is_deep(value: dict[str, Any]) -> bool:
+def _is_deep(value: Message) -> bool:
     """Whether containers nest deeper than `MAX_DEPTH`. One level after the other, so that a flat message costs one look."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):

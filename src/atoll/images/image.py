@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from atoll.errors import ImageError
 
@@ -36,6 +36,24 @@ class Settings:
     cmd: tuple[str, ...] = ()
 
 
+class ImageFields(TypedDict):
+    """An image as `image inspect` and the APIs show it."""
+
+    name: str
+    digest: str
+    source: Source
+    platform: NotRequired[str]
+    size: int
+    created: str
+    layers: list[str]
+    env: dict[str, str]
+    user: str
+    workdir: str
+    entrypoint: list[str]
+    cmd: list[str]
+    notes: list[str]
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """An unpacked image, ready to be stacked. Nothing below `lowers` is ever written."""
@@ -54,7 +72,7 @@ class Image:
     platform: str = ""
     notes: tuple[str, ...] = ()  # what unpacking left out or changed
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ImageFields:
         """For `image inspect` and the APIs."""
         return {
             "name": self.name,

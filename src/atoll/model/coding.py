@@ -2,6 +2,7 @@
 
 import base64
 import re
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +24,7 @@ def decode(kind: type[T], body: bytes | bytearray | memoryview) -> T:
         raise errors.InvalidArgument(_reason(kind, str(error))) from None
 
 
-def convert(kind: type[T], fields: dict[str, Any]) -> T:
+def convert(kind: type[T], fields: Mapping[str, object]) -> T:
     """A request from plain values (other surfaces, stored specs)."""
     try:
         return msgspec.convert(fields, type=kind)

@@ -1,6 +1,6 @@
 """Commands: what is to run, and what came of it."""
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, TypedDict
 
 from msgspec import UNSET, Meta, UnsetType, field
 
@@ -144,6 +144,17 @@ class RunOnce(Request, kw_only=True):
         check_no_request_id(self.sandbox)
 
 
+class Blocked(TypedDict):
+    """An attempt that the network policy refused, or holds until somebody has approved it."""
+
+    name: str
+    address: str
+    port: int
+    protocol: str
+    reason: str
+    note: str
+
+
 class ExecResult(Answer, kw_only=True):
     command_id: str
     sandbox_id: str
@@ -165,7 +176,7 @@ class ExecResult(Answer, kw_only=True):
     duration_ms: int
     cpu_ms: int
     max_rss_kb: int
-    blocked: list[dict[str, Any]] = []
+    blocked: list[Blocked] = []
 
 
 class Started(Answer, kw_only=True):

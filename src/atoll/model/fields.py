@@ -2,7 +2,7 @@
 
 import base64
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -26,6 +26,7 @@ Natural = Annotated[int, Meta(ge=0, le=2**53)]
 Seconds = Annotated[float, Meta(gt=0, le=10 * 365 * DAY)]
 Mode = Annotated[int, Meta(ge=0, le=0o7777)]
 TimeoutMs = Annotated[int, Meta(ge=0, le=MAX_TIMEOUT_MS)]
+Entries = Annotated[list[dict[str, Any]], Meta(max_length=1000)]  # of a manifest; checked where they are done
 Rows = Annotated[int, Meta(ge=1, le=4096)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
 

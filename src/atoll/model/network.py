@@ -1,6 +1,6 @@
 """The network: hosts a sandbox may reach, and ports of it that answer outside."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -19,6 +19,39 @@ class Policy(Struct, kw_only=True, frozen=True):
     private: dict[str, tuple[str, ...]] = {}
     host_ports: tuple[int, ...] = ()
     held: tuple[str, ...] = ()
+
+
+class ShownMount(TypedDict):
+    source: str
+    target: str
+    read_only: bool
+
+
+class Isolation(TypedDict):
+    """How a sandbox is walled in, as its profile and mode decided it."""
+
+    profile: str
+    mode: str | None
+    network: bool
+    read_only_root: bool
+    capabilities: str
+    seccomp: str
+    no_new_privileges: bool
+    mounts: list[ShownMount]
+
+
+class StoredPolicy(TypedDict, total=False):
+    """A policy as it is stored and shown: the fields of `Policy`, and how it came about."""
+
+    network: Literal["none", "hosts"]
+    hosts: list[str]
+    private: dict[str, list[str]]
+    host_ports: list[int]
+    held: list[str]
+    default: bool  # the hosts are the operator's list
+    enforced: bool
+    why: str  # it is not enforced
+    isolation: Isolation
 
 
 class ChangeHosts(Request, kw_only=True):

@@ -1,10 +1,11 @@
 """Sandboxes and images: what is asked of a new one, and what is told of one."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from atoll.model.fields import ALIAS, MIB, NAME, Answer, Port, Request, Runtime, Seconds, check_env, check_path
+from atoll.model.fields import ALIAS, MIB, NAME, Answer, Entries, Port, Request, Runtime, Seconds, check_env, check_path
+from atoll.model.network import StoredPolicy
 
 
 class LimitsSpec(Request, kw_only=True):
@@ -107,6 +108,13 @@ class End(Answer, kw_only=True):
     at: float
 
 
+class HeldLimit(TypedDict):
+    """A limit of a sandbox, and whether this machine holds it; None: not known yet."""
+
+    value: float
+    enforced: bool | None
+
+
 class SandboxInfo(Answer, kw_only=True):
     id: str
     name: str | None
@@ -118,8 +126,8 @@ class SandboxInfo(Answer, kw_only=True):
     expires_at: float | None
     idle_timeout_s: float | None
     last_active: float
-    limits: dict[str, dict[str, Any]]
-    policy: dict[str, Any]
+    limits: dict[str, HeldLimit]
+    policy: StoredPolicy
     hosts: list[str] | None
     env_keys: list[str]
     background_runs: int
@@ -148,7 +156,7 @@ class ObtainSession(Request, kw_only=True):
     before: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     sandbox: CreateSandbox = field(default_factory=CreateSandbox)
     manifest: str = ""
-    entries: Annotated[list[dict[str, Any]], Meta(max_length=1000)] = []
+    entries: Entries = []
 
     def __post_init__(self) -> None:
         if ".." in self.tenant:

@@ -1,10 +1,10 @@
 """What makes a sandbox part of somebody's work: sub-agents, manifests, secrets, approvals, snapshots."""
 
-from typing import Annotated, Any
+from typing import Annotated, TypedDict, final
 
 from msgspec import Meta, field
 
-from atoll.model.fields import Answer, Request
+from atoll.model.fields import Answer, Entries, Request
 from atoll.model.sandboxes import CreateSandbox, LimitsSpec, check_no_request_id
 
 
@@ -24,10 +24,19 @@ class CreateFromManifest(Request, kw_only=True):
 
     sandbox: CreateSandbox = field(default_factory=CreateSandbox)
     manifest: str = ""
-    entries: Annotated[list[dict[str, Any]], Meta(max_length=1000)] = []
+    entries: Entries = []
 
     def __post_init__(self) -> None:
         check_no_request_id(self.sandbox)
+
+
+@final
+class EntryBegun(TypedDict):
+    """What is told of a manifest while it is done."""
+
+    entry: int
+    of: int
+    does: str
 
 
 class SetSecret(Request, kw_only=True):

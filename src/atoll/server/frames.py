@@ -4,9 +4,8 @@ A stream without one of those two was cut. Frames of kind 0 mean nothing but "st
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
-from typing import Any
 
 from atoll import errors, model
 from atoll.model import Chunk, ExecResult, Gap, SandboxInfo, SessionInfo, Started
@@ -16,7 +15,7 @@ KEEPALIVE, STDOUT, STDERR, EVENT, RESULT, ERROR = range(6)
 CONTENT_TYPE = "application/x-atoll-frames"
 QUIET = 20.0  # seconds of silence after which a keepalive is sent
 
-Item = Started | Chunk | Gap | ExecResult | SandboxInfo | SessionInfo | dict[str, Any]
+Item = Started | Chunk | Gap | ExecResult | SandboxInfo | SessionInfo | Mapping[str, object]
 
 
 def frame(kind: int, payload: bytes) -> bytes:

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
@@ -25,9 +25,11 @@ MAX_MARKS = 4_000_000  # commas and brackets in it, with those in its texts
 JOINED = 64 * 1024  # an answer no longer than this goes out with its head, in one piece
 T = TypeVar("T")
 
+# As ASGI has them: what is in them is the web server's.
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Event = dict[str, Any]
+Receive = Callable[[], Awaitable[Event]]
+Send = Callable[[Event], Awaitable[None]]
 
 _JSON_HEADERS = (b"content-type", b"application/json")
 
@@ -166,7 +168,7 @@ class Exchange:
         await self.start(status, [_JSON_HEADERS, (b"content-length", str(len(body)).encode()), *more])
         await self._send({"type": "http.response.body", "body": body})
 
-    async def answer_list(self, value: dict[str, Any], key: str) -> None:
+    async def answer_list(self, value: Mapping[str, object], key: str) -> None:
         """An answer whose list under `key` may be long: then it is encoded in parts, and others have their turn between."""
         found = value.get(key)
         if not isinstance(found, list) or len(found) <= PART:
@@ -284,7 +286,7 @@ class _Look:
         self._timer.cancel()
 
 
-def wire(error: errors.AtollError) -> dict[str, Any]:
+def wire(error: errors.AtollError) -> "errors.ErrorFields":
     """An error as JSON can carry it, whatever text the guest or the caller put into it."""
     plain = error.to_wire()
     plain["message"] = _text(plain["message"])

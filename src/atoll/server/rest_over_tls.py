@@ -23,7 +23,7 @@ from atoll.core.access.principals import Principal
 from atoll.errors import AtollError, Exhausted, InvalidArgument, Unauthenticated
 from atoll.server import tunnel
 from atoll.server.error_boundary import content_kind, guarded, refuse_browsers
-from atoll.server.request import Exchange, Receive, Scope, Send
+from atoll.server.request import Event, Exchange, Receive, Scope, Send
 from atoll.server.request_limits import settings
 from atoll.server.slow_clients import BoundedPace, BoundedReader
 from atoll.server.visits import STRANGER_BYTES, Visit, Visits, peer_of
@@ -118,7 +118,7 @@ class _Protocol(BoundedPace):
         """Whether this becomes a WebSocket. The request of an unknown caller is answered as any other."""
         return "principal" in self.app_state and super()._should_upgrade()
 
-    def _identify(self) -> dict[str, Any]:
+    def _identify(self) -> Scope:
         """What the application is told of the caller of a request: its principal, or why there is none."""
         if self._visit is None or self._peer is None:
             return {"refusal": Unauthenticated("this connection is not known")}
@@ -170,7 +170,7 @@ class _Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, cast(Principal, scope["state"].get("principal")), [])
 
-        async def watched(message: dict[str, Any]) -> None:
+        async def watched(message: Event) -> None:
             exchange.started = True
             await send(message)
 
@@ -190,7 +190,7 @@ class _Guard:
         finally:
             held.end()
 
-    def _admit(self, exchange: Exchange, state: dict[str, Any]) -> Principal:
+    def _admit(self, exchange: Exchange, state: Scope) -> Principal:
         """The caller; raises for an unknown one, a web page, and one that calls too often."""
         if "refusal" in state:
             raise state["refusal"]

@@ -7,7 +7,7 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from uvicorn.server import ServerState
 
@@ -83,7 +83,16 @@ class Door:
             connection.transport.close()
 
 
-async def listening(app: Any, host: str, port: int) -> AsyncGenerator[dict[str, Any], None]:
+class Place(TypedDict):
+    host: str
+    port: int
+
+
+class Listening(TypedDict):
+    listening: Place
+
+
+async def listening(app: Any, host: str, port: int) -> AsyncGenerator[Listening, None]:
     """Serve until the iterator is closed; its one item says where."""
     door = Door(app)
     try:

@@ -84,15 +84,15 @@ def from_uuid(text: str) -> str:
 
 
 def sandbox(info: SandboxInfo) -> dict[str, Any]:
-    cpus = info.limits.get("cpus", {}).get("value") or 1
+    limits = {name: held["value"] for name, held in info.limits.items()}
     return {
         "name": info.name or info.id,
         "uuid": to_uuid(info.id),
         "status": STATES.get(info.state, "stopped"),
         "backend": info.runtime,
         "image": info.image,
-        "vcpus": max(1, int(cpus)),
-        "memory_mb": info.limits.get("memory_mb", {}).get("value"),
+        "vcpus": max(1, int(limits.get("cpus") or 1)),
+        "memory_mb": limits.get("memory_mb"),
         "created_at": moment(info.created_at),
         "expires_at": moment(info.expires_at),
     }

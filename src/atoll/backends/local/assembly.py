@@ -5,17 +5,17 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict, cast
 
 from atoll.backends.contract import BoxSpec
 from atoll.backends.local import binaries, bundle, mounts
-from atoll.backends.local.box import LocalBox
+from atoll.backends.local.box import LocalBox, LocalRecord
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
-from atoll.backends.local.launch import Launcher, boot_log
+from atoll.backends.local.launch import Bind, BindSource, Disk, EngineOrder, Launcher, Order, Overlay, boot_log
 from atoll.backends.local.layers import Rootfs
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
@@ -25,6 +25,15 @@ if TYPE_CHECKING:
 
 STEPS = ("group", "ids", "disk", "prepared", "network", "bundle", "started", "limited")
 _HOSTNAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
+
+
+class Boot(TypedDict, total=False):
+    """The part of the boot message in which runtimes differ."""
+
+    listen_fd: int
+    dial: str
+    cpus: int
+    memory: Mapping[str, int] | None
 
 
 class Assembly:
@@ -72,11 +81,11 @@ class Assembly:
         """Files of the host that the sandbox sees read-only beside its agent: the place inside, and how each is opened."""
         return []
 
-    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[Bind]) -> None:
         """Prepare what the engine reads."""
         raise NotImplementedError
 
-    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+    def order(self, stage: str, descriptors: int) -> EngineOrder:
         """The part of the launcher's order that starts the engine; so many descriptors are sent along."""
         raise NotImplementedError
 
@@ -96,7 +105,7 @@ class Assembly:
         """The files of groups to be in before the engine starts; runc joins them itself."""
         return group.doors() if self.backend.standing.rootless else []
 
-    def boot(self) -> dict[str, Any]:
+    def boot(self) -> Boot:
         """The part of the boot message that says how agent and daemon meet."""
         raise NotImplementedError
 
@@ -104,11 +113,10 @@ class Assembly:
         """What the agent installs before it listens."""
         raise NotImplementedError
 
-    def noted(self, init: children.Watched) -> dict[str, Any]:
-        """What the record of a started sandbox has in addition."""
-        return {}
+    def note(self, record: LocalRecord, init: children.Watched) -> None:
+        """Add to the record of a started sandbox."""
 
-    def living(self, record: dict[str, Any], group: Group, init: children.Watched) -> LocalBox:
+    def living(self, record: LocalRecord, group: Group, init: children.Watched) -> LocalBox:
         return self.box(record, self.paths, group, init, self.engine.runtime.capabilities)
 
     # For them
@@ -158,7 +166,9 @@ class Assembly:
                 f"this host cannot enforce {', '.join(missing)}", hint="leave the limit out, or see `atoll doctor`"
             )
         self._step("limited")
-        record = {**self._record(base, init.pid, enforced), "loop": launcher.device, **self.noted(init)}
+        record = self._record(base, init.pid, enforced)
+        record["loop"] = launcher.device
+        self.note(record, init)
         return self.living(record, group, init)
 
     async def _prepare(self, base: int) -> Launcher:
@@ -181,7 +191,7 @@ class Assembly:
         """A stopped sandbox's files carry its range: it gets the same one again, or does not start."""
         if self.spec.workspace.disk is None:
             return self.backend.ids.take(self.spec.id)
-        base = int(self.spec.workspace.disk["base"])
+        base = cast("LocalRecord", self.spec.workspace.disk)["base"]
         if not self.backend.ids.hold(base, self.spec.id):
             raise Conflict("the user ids of this sandbox are in use by another one")
         return base
@@ -215,7 +225,7 @@ class Assembly:
     def _holds_disk(self) -> bool:
         return self._disk_in_memory or not self.backend.standing.rootless
 
-    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
+    async def _start(self, launcher: Launcher, base: int, binds: list[Bind], group: Group) -> None:
         stage, further = self.paths.stage(), self.further(group)
         binds = [*self._own_binds([target for target, _ in further]), *binds]
         self.write_bundle(stage, launcher, base, binds)
@@ -224,7 +234,7 @@ class Assembly:
         sources = [self._agent, *(opened for _, opened in further), *self.descriptors()]
         with ExitStack() as stack:
             fds = [self._keep(stack, fd) for fd in (*given, *sources)]
-            order = {
+            order: Order = {
                 "stage": stage,
                 "disk": self._disk(),
                 "shift": not self.backend.standing.rootless,
@@ -243,7 +253,7 @@ class Assembly:
             said = boot_log(self.run / "boot.log") or boot_log(self.run / "engine.log")
             raise Internal(f"{self.engine.name} could not start the sandbox: {said or status}")
 
-    def _disk(self) -> dict[str, Any]:
+    def _disk(self) -> Disk:
         if self._disk_in_memory:
             return {"tmpfs": self.spec.limits.disk_mb << 20}
         return {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.workspace.disk is None}
@@ -254,25 +264,25 @@ class Assembly:
         stack.callback(os.close, fd)
         return fd
 
-    def _overlays(self) -> list[dict[str, Any]]:
+    def _overlays(self) -> list[Overlay]:
         rootfs = self._rootfs
-        overlays = [{"target": "", "lowers": list(rootfs.lowers), "name": "root"}]
+        overlays: list[Overlay] = [{"target": "", "lowers": list(rootfs.lowers), "name": "root"}]
         if rootfs.usr:
             overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})
         return overlays
 
-    def _own_binds(self, further: list[str]) -> list[dict[str, Any]]:
+    def _own_binds(self, further: list[str]) -> list[Bind]:
         """Descriptors count from the three that the engine itself gets."""
         if self._workspace is None:
-            workspace: dict[str, Any] = {"disk": "workspace"}
+            workspace: BindSource = {"disk": "workspace"}
         else:
             workspace = {"image": str(self._workspace), "directory": "workspace"}
         return [
             {"source": workspace, "target": "/workspace", "read_only": False, "idmap": True},
-            *(
-                {"source": {"fd": fd}, "target": target, "read_only": True, "idmap": False}
+            *[
+                Bind(source={"fd": fd}, target=target, read_only=True, idmap=False)
                 for fd, target in enumerate([bundle.AGENT, *further], start=3)
-            ),
+            ],
         ]
 
     # Descriptors for the agent
@@ -319,7 +329,7 @@ class Assembly:
             raise Internal(f"the sandbox's init runs as {owner}, not as {base}: {boot_log(self.run / 'boot.log')}")
         return init
 
-    def _record(self, base: int, pid: int, enforced: dict[str, bool]) -> dict[str, Any]:
+    def _record(self, base: int, pid: int, enforced: dict[str, bool]) -> LocalRecord:
         return {
             "id": self.spec.id,
             "runtime": self.engine.runtime.name,
@@ -332,7 +342,8 @@ class Assembly:
             "workspace": self.spec.workspace.of if self._workspace else None,
             "needs": ["filter"] if self.filter() else [],
             "link": self.backend.links.link(self.spec.id),
-            **self.secrets,
+            "agent_secret": self.secrets["agent_secret"],
+            "host_secret": self.secrets["host_secret"],
         }
 
 

@@ -11,11 +11,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from atoll.backends import registry
 from atoll.backends.contract import (
@@ -29,7 +29,7 @@ from atoll.backends.contract import (
     RuntimeStatus,
 )
 from atoll.backends.local import binaries
-from atoll.backends.local.box import LocalBox
+from atoll.backends.local.box import LocalBox, LocalRecord
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import Groups
 from atoll.backends.local.kernel.disks import Disks
@@ -189,7 +189,7 @@ class LocalBackend:
         box.when_it_crashes(crashed)
         return box
 
-    async def _clean_up(self, record: Record, *, keep_disk: bool) -> None:
+    async def _clean_up(self, record: LocalRecord, *, keep_disk: bool) -> None:
         """After a failed create, whose own error is the one to tell. What stays is swept by the next daemon."""
         try:
             await self._bury(record, keep_disk=keep_disk)
@@ -230,18 +230,19 @@ class LocalBackend:
         return image
 
     async def adopt(self, record: Record, policy: Policy | None = None, *, keep_disk: bool = False) -> Box | None:
-        box, pid = check_id(str(record["id"])), int(record["pid"])
+        ours = _ours(record)
+        box, pid = check_id(ours["id"]), ours["pid"]
         if box in self._boxes:
             return self._boxes[box]
         init: children.Watched | None = None
         with suppress(ProcessLookupError):
             init = children.Watched(pid)  # first held, then compared: after that it cannot be swapped
-        if init is None or init.is_dead or children.start_time(pid) != record["started"]:
+        if init is None or init.is_dead or children.start_time(pid) != ours["started"]:
             if init is not None:
                 init.close()
             await self.destroy(record, keep_disk=keep_disk)
             return None
-        living = self._boxes[box] = self._living(dict(record), init)
+        living = self._boxes[box] = self._living({**ours}, init)
         living.links, living.policy = self.links, policy or Policy()
         return living
 
@@ -253,7 +254,7 @@ class LocalBackend:
             box.record["link"] = self.links.link(box.id)
         return lost
 
-    def _living(self, record: dict[str, Any], init: children.Watched) -> LocalBox:
+    def _living(self, record: LocalRecord, init: children.Watched) -> LocalBox:
         return self._runtimes[record["runtime"]].adopt(record, self.paths, self.groups.open(record["id"]), init)
 
     def disk_used(self, box: str) -> int | None:
@@ -267,18 +268,18 @@ class LocalBackend:
 
     # Taking away
 
-    async def destroy(self, record: dict[str, Any], *, keep_disk: bool = False) -> None:
+    async def destroy(self, record: Record, *, keep_disk: bool = False) -> None:
         box = check_id(str(record["id"]))
         if box in self._making:
             raise FailedPrecondition(f"sandbox {box} is being made")
         self.pool.take(box)  # what was set aside and never used
         async with self._locks.setdefault(box, asyncio.Lock()):
-            await self._bury(record, keep_disk=keep_disk)
+            await self._bury(_ours(record), keep_disk=keep_disk)
         self._locks.pop(box, None)
 
-    async def _bury(self, record: dict[str, Any], *, keep_disk: bool) -> None:
+    async def _bury(self, record: LocalRecord, *, keep_disk: bool) -> None:
         """Works on any half-made state: each step takes away what is there and does not ask why."""
-        box = check_id(str(record["id"]))
+        box = check_id(record["id"])
         group = self.groups.open(box)
         if living := self._boxes.pop(box, None):
             await living.client.close()
@@ -303,7 +304,7 @@ class LocalBackend:
             self.ids.release(box, base)
         self._verify(box, keep_disk)
 
-    def _recorded(self, record: dict[str, Any]) -> list[tuple[int, str | None]]:
+    def _recorded(self, record: LocalRecord) -> list[tuple[int, str | None]]:
         """The sandbox's first process, from our record, the engine's or the launcher's. Where there are control groups nothing
         is left of it by now; each is looked at before it counts, because its number may have come to mean another one."""
         box = str(record["id"])
@@ -324,7 +325,7 @@ class LocalBackend:
                 found.append((pid, children.start_time(pid)))
         return found
 
-    async def _detached(self, record: dict[str, Any]) -> None:
+    async def _detached(self, record: LocalRecord) -> None:
         """The loop device clears itself with the last mount. Only a sandbox that shares the workspace may hold it longer."""
         box, device = str(record["id"]), record.get("loop")
         if any(other.record.get("workspace") == box for other in self._boxes.values()):
@@ -402,7 +403,7 @@ class LocalBackend:
     def warm_for(self, spec: BoxSpec) -> int:
         return self.pool.ready_for(spec)
 
-    def warmth(self) -> dict[str, Any]:
+    def warmth(self) -> Mapping[str, object]:
         return self.pool.status()
 
     async def drain(self) -> None:
@@ -410,6 +411,11 @@ class LocalBackend:
 
     async def _engine(self, runtime: str) -> Engine:
         return await self.probes.engine(await self.pick(runtime))
+
+
+def _ours(record: Record) -> LocalRecord:
+    """Return a record of this backend's, which alone knows what is in it."""
+    return cast("LocalRecord", record)
 
 
 def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:

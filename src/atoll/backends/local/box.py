@@ -6,13 +6,14 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar
 
 from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Traffic, Usage
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.network import Loopback, namespace_of
 from atoll.backends.local.paths import Paths
+from atoll.egress.router.router import LinkFields
 from atoll.errors import SandboxGone
 from atoll.guest import GuestClient
 from atoll.model import Policy
@@ -22,11 +23,33 @@ T = TypeVar("T")
 SOCKET = "agent.sock"  # in the run directory; the agent listens on it
 
 
+class LocalRecord(TypedDict, total=False):
+    """What the store keeps of a sandbox on this machine; of one that was half made, its id."""
+
+    id: Required[str]
+    runtime: str
+    engine: str
+    pid: int
+    started: str | None  # tells this process from a later one with its number
+    base: int  # its first user id on the host
+    limits: dict[str, float]
+    enforced: dict[str, bool]
+    workspace: str | None  # the sandbox whose workspace it shares
+    needs: list[str]  # features that its agent must have
+    link: LinkFields | None
+    loop: int | None
+    agent_first: bool  # the agent speaks first
+    gofer: int | None  # gVisor's file server
+    files: int | None  # a virtual machine's
+    agent_secret: str
+    host_secret: str
+
+
 class LocalBox:
     """As runc and crun run it: its init is a process of this kernel."""
 
     def __init__(
-        self, record: dict[str, Any], paths: Paths, group: Group, init: Watched, capabilities: Capabilities
+        self, record: LocalRecord, paths: Paths, group: Group, init: Watched, capabilities: Capabilities
     ) -> None:
         self.capabilities = capabilities
         self._record = record
@@ -49,10 +72,10 @@ class LocalBox:
 
     @property
     def id(self) -> str:
-        return str(self._record["id"])
+        return self._record["id"]
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> LocalRecord:
         return self._record
 
     @property

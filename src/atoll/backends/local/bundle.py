@@ -6,10 +6,10 @@ launcher has checked to be plain directories.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from atoll.backends.local.kernel import seccomp
 from atoll.backends.local.seen import Seen
@@ -62,7 +62,16 @@ MASKED = (
 READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 _PLAIN = ["nosuid", "nodev", "noexec"]
-_MOUNTS: list[dict[str, Any]] = [
+
+
+class OciMount(TypedDict):
+    destination: str
+    type: str
+    source: str
+    options: list[str]
+
+
+_MOUNTS: list[OciMount] = [
     {"destination": "/proc", "type": "proc", "source": "proc", "options": _PLAIN},
     {
         "destination": "/dev",
@@ -92,7 +101,7 @@ _GROUPS_VIEW = {"/sys/fs": "fs"}  # the sandbox's own control groups, and nothin
 
 
 TMP_BYTES = 64 << 20  # of the one place in a read-only root that can be written, beside the workspace
-_TMP: dict[str, Any] = {
+_TMP: OciMount = {
     "destination": "/tmp",
     "type": "tmpfs",
     "source": "tmpfs",
@@ -100,14 +109,14 @@ _TMP: dict[str, Any] = {
 }
 
 
-def _kernels_mounts(shm_mb: int, read_only_root: bool) -> list[dict[str, Any]]:
+def _kernels_mounts(shm_mb: int, read_only_root: bool) -> list[OciMount]:
     """The kernel's file systems. Programs may be run from /dev/shm, as on any Linux machine."""
     options = ["nosuid", "nodev", "mode=1777", f"size={shm_mb << 20}"]
-    shm = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}
+    shm: OciMount = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": options}
     return [*_MOUNTS, shm, *([_TMP] if read_only_root else [])]
 
 
-def _view(directory: str, seen: Seen) -> list[dict[str, Any]]:
+def _view(directory: str, seen: Seen) -> list[OciMount]:
     """Binds of the launcher's files. A limit that this host does not hold is not shown either."""
     shown = _GROUPS_VIEW | (_MEMORY_VIEW if seen.memory else {}) | (_CPU_VIEW if seen.cpus else {})
     options = ["rbind", "ro", *_PLAIN]
@@ -172,7 +181,7 @@ def inside_configuration(
     """config.json of gVisor, which is in the namespaces already; its filter of system calls is in the agent's boot message.
     `shared` are the places, each with whether it is read-only, that others may change too: gVisor has to look again each time
     and must not keep what it has read."""
-    binds = [
+    binds: list[OciMount] = [
         {
             "destination": target,
             "type": "bind",
@@ -187,7 +196,7 @@ def inside_configuration(
 
 
 def _document(
-    root: str, hostname: str, no_capabilities: bool, mounts: list[dict[str, Any]], linux: dict[str, Any]
+    root: str, hostname: str, no_capabilities: bool, mounts: list[OciMount], linux: Mapping[str, object]
 ) -> bytes:
     sets = ("bounding", "effective", "permitted")
     value = {

@@ -9,9 +9,9 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from atoll.backends.local import binaries
 from atoll.backends.local.kernel import children
@@ -34,6 +34,75 @@ USER_NS_FD, NET_NS_FD = 4, 5  # where the launcher leaves them for the engine
 _IDMAP_FIX = (
     "ATOLL_HOME and /usr must be on a file system with idmapped mounts (ext4, xfs, btrfs), on Linux 5.19 or newer"
 )
+
+
+class BindSource(TypedDict, total=False):
+    """A directory of the sandbox's disk, one of another's disk, a descriptor, or a path opened with somebody's rights."""
+
+    disk: str
+    image: str
+    directory: str
+    fd: int
+    path: str
+    uid: int
+    gid: int
+
+
+class Bind(TypedDict):
+    source: BindSource
+    target: str
+    read_only: bool
+    idmap: bool
+
+
+class Disk(TypedDict, total=False):
+    """An image, new or of a stopped sandbox, or memory of so many bytes."""
+
+    image: str
+    fresh: bool
+    tmpfs: int
+
+
+class Overlay(TypedDict):
+    target: str
+    lowers: list[str]
+    name: str
+
+
+class EngineOrder(TypedDict, total=False):
+    """The part of an order that starts the engine."""
+
+    inside: str | None  # the configuration of one that runs in the sandbox's namespaces
+    argv: list[str]
+    direct: Mapping[str, object]  # the launcher itself is the engine
+    seen: Mapping[str, object]
+
+
+class Order(EngineOrder):
+    """What the launcher is told (`launcher/src/order.rs`)."""
+
+    stage: str
+    disk: Disk
+    shift: bool
+    overlays: list[Overlay]
+    binds: list[Bind]
+    mountpoints: list[str]
+    read_only_root: bool
+    groups: list[str]
+    env: list[str]
+
+
+class Failure(TypedDict, total=False):
+    step: str
+    message: str
+    errno: int | None
+
+
+class Answer(TypedDict, total=False):
+    ready: bool
+    mounted: bool
+    loop: int | None
+    error: Failure
 
 
 class Launcher:
@@ -69,7 +138,7 @@ class Launcher:
         """Also the engine's, later."""
         return self._process.pid
 
-    async def start(self, order: dict[str, Any], fds: Sequence[int]) -> Status:
+    async def start(self, order: Order, fds: Sequence[int]) -> Status:
         """Send the order, wait until the engine has ended."""
         packed = array.array("i", fds)
         message = json.dumps(order, separators=(",", ":")).encode()
@@ -96,7 +165,7 @@ class Launcher:
             await self._process.wait()
             await children.reap_orphans(children.in_session(self.pid))
 
-    async def _answer(self, wanted: str) -> dict[str, Any]:
+    async def _answer(self, wanted: str) -> Answer:
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(self._channel.fileno(), readable.set)
@@ -112,7 +181,7 @@ class Launcher:
             self.net = fds[0]
         if not message:
             raise Internal("the launcher died without a word")
-        answer: dict[str, Any] = json.loads(message)
+        answer: Answer = json.loads(message)
         if wanted not in answer:
             raise _failure(answer.get("error", {}))
         return answer
@@ -128,7 +197,7 @@ def _spawn(base: int, count: int, channel: int) -> int:
     return os.posix_spawn(program, [program, str(base), str(count)], {}, file_actions=actions)
 
 
-def _failure(error: dict[str, Any]) -> AtollError:
+def _failure(error: Failure) -> AtollError:
     """The launcher's failure as one of ours."""
     step, message, number = error.get("step", ""), str(error.get("message", "")), error.get("errno")
     if step == "idmap":

@@ -2,14 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 from atoll.backends.contract import Mount
+from atoll.backends.local.launch import Bind, BindSource
 from atoll.errors import InvalidArgument
 
 _RESERVED = ("proc", "sys", "dev", ".atoll")
-
-Bind = dict[str, Any]  # as the launcher is told
 
 
 def binds(mount: Mount, home: Path) -> list[Bind]:
@@ -35,5 +33,5 @@ def _bind(mount: Mount, path: str, target: str, read_only: bool) -> Bind:
         raise InvalidArgument(f"not a place to mount on: {target[:200]!r}")
     if parts[0] in _RESERVED:
         raise InvalidArgument(f"/{parts[0]} is not a place to mount on")
-    source = {"path": path, "uid": mount.uid, "gid": mount.gid}
+    source: BindSource = {"path": path, "uid": mount.uid, "gid": mount.gid}
     return {"source": source, "target": target, "read_only": read_only, "idmap": True}

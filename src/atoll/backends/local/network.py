@@ -18,6 +18,7 @@ from atoll import errors
 from atoll.backends.contract import NetworkEvents, NetworkStatus, Traffic
 from atoll.backends.local.kernel.rootless import standing
 from atoll.egress import Egress, EgressPolicy, Kept, Limits, Link
+from atoll.egress.router.router import LinkFields
 from atoll.model import Policy
 
 log = logging.getLogger("atoll.network")
@@ -33,7 +34,7 @@ class Survivor:
     """A sandbox that outlived a daemon: what was kept of its link, its policy, and its first process."""
 
     sandbox: str
-    link: Mapping[str, Any] | None
+    link: LinkFields | None
     policy: Policy
     pid: int
 
@@ -60,7 +61,7 @@ class Loopback:
     async def readopt(self, survivors: Iterable[Survivor]) -> set[str]:
         return set()
 
-    def link(self, sandbox: str) -> dict[str, Any] | None:
+    def link(self, sandbox: str) -> LinkFields | None:
         return None
 
     async def traffic(self, sandbox: str) -> Traffic:
@@ -153,7 +154,7 @@ class Links(Loopback):
             netns = _netns(one.pid)
             if netns is not None:
                 opened.append(netns)
-            kept.append(Kept(one.sandbox, Link.from_dict(dict(one.link)), allowed, netns))
+            kept.append(Kept(one.sandbox, Link.from_dict(one.link), allowed, netns))
         try:
             return lost - await self._readopt(kept)
         finally:
@@ -171,7 +172,7 @@ class Links(Loopback):
                 await asyncio.sleep(START_AGAIN)
         return set()
 
-    def link(self, sandbox: str) -> dict[str, Any] | None:
+    def link(self, sandbox: str) -> LinkFields | None:
         """What the record of a sandbox keeps, so that `readopt` finds its link."""
         egress = self._running
         link = egress.link(sandbox) if egress is not None else None

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,7 +45,7 @@ class Settings:
     ceiling: int = 8
 
     @staticmethod
-    def of(table: dict[str, Any]) -> "Settings":
+    def of(table: Mapping[str, Any]) -> "Settings":
         for key, value in table.items():
             if key not in ("floor", "ceiling"):
                 raise errors.InvalidArgument(
@@ -159,7 +159,7 @@ class Pool:
             self._cold -= 1
             self._wake.set()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Mapping[str, object]:
         ready = sum(len(shelf.spares) for shelf in self._shelves.values())
         kinds = [
             {"runtime": key.runtime, "disk_mb": key.disk_mb, "ready": len(shelf.spares), "wanted": self._wanted(shelf)}

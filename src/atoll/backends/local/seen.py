@@ -1,8 +1,8 @@
 """What programs inside shall take for the size of their machine: the limits of the sandbox that this host holds."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.backends.contract import Limits
 from atoll.backends.local.kernel.cgroups import Group
@@ -28,7 +28,7 @@ class Seen:
         groups = tuple(group.shown().items())
         return Seen(whole.cpus if "cpu" in held else 0, whole.memory if "memory" in held else 0, groups)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Mapping[str, object]:
         """As the launcher's order has it."""
         groups = [{"name": name, "path": path} for name, path in self.groups]
         return {"cpus": self.cpus, "memory": self.memory, "groups": groups}

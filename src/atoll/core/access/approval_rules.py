@@ -14,6 +14,7 @@ Connections are held at the broker, whoever makes them.
 import os
 import posixpath
 import shlex
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ class Gate:
         if sealed is not None and sealed != approved_text.seal(live, spec):
             raise errors.PermissionDenied("this is not the command that was approved")
 
-    async def change(self, who: Principal, live: "Live", op: str, fields: dict[str, Any]) -> None:
+    async def change(self, who: Principal, live: "Live", op: str, fields: Mapping[str, Any]) -> None:
         globs = _globs(live, "path")
         if not globs or op not in CHANGING:
             return

@@ -8,7 +8,6 @@ requester's who types what is shown there and nowhere else. All of it outlives a
 import asyncio
 import hashlib
 import time
-from typing import Any
 
 from atoll import errors
 from atoll.core.access import terminal_presence as presence
@@ -136,7 +135,7 @@ class Approvals(Part):
     # Deciding
 
     @verb("approvals.challenge")
-    async def challenge(self, who: Principal, approval: str) -> dict[str, Any]:
+    async def challenge(self, who: Principal, approval: str) -> dict[str, bool]:
         """Show the action and a number on the caller's own terminal; `decide` wants the number back."""
         row = self._undecided(self._visible(who, approval))
         if isinstance(who, KeyHolder):

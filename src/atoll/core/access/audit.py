@@ -12,6 +12,7 @@ log has blocks of its own for endings (`reserve.py`); an ending that does not fi
 
 import asyncio
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -19,10 +20,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from atoll.core.store.reserve import Headroom
 
@@ -37,6 +38,20 @@ _KEPT_FOR_ENDINGS, _STEP = 2 << 20, 1 << 20
 _MAX_TEXT = 2048
 _NARROWER = ((_MAX_TEXT, 64), (256, 32), (64, 16), (32, 4))  # characters of a text, items of a list
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode  # one form only: it is what is hashed
+
+
+class Entry(TypedDict):
+    """One record. `of`: the number of the record whose end this one tells."""
+
+    seq: int
+    at: float
+    who: str
+    action: str
+    sandbox: str
+    result: str
+    source: str
+    of: NotRequired[int]
+    details: dict[str, object]
 
 
 class Verdict(NamedTuple):
@@ -61,11 +76,11 @@ def _short(value: Any, text: int, items: int) -> Any:
     return value
 
 
-def _bounded(details: dict[str, Any]) -> dict[str, Any]:
+def _bounded(details: Mapping[str, object]) -> Mapping[str, object]:
     """The details in at most `MAX_DETAILS` bytes. What was cut is named by its size and hash: it can be shown later."""
     whole = ""
     for text, items in _NARROWER:
-        kept: dict[str, Any] = _short(details, text, items)
+        kept: dict[str, object] = _short(details, text, items)
         said = _encode(kept)
         if whole:
             kept["cut"] = {"bytes": len(whole), "sha256": hashlib.sha256(whole.encode()).hexdigest()}
@@ -93,7 +108,7 @@ class Audit:
         self._directory = directory
         self._keep = keep
         self._lock = threading.RLock()
-        self._due: list[dict[str, Any]] = []  # ends that are being answered
+        self._due: list[Callable[[], int]] = []  # ends that are being answered
         self._owed: deque[Owed] = deque()  # endings that were done and could not be written down yet
         self._dropped = 0  # of those, the ones beyond MAX_OWED
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -133,7 +148,7 @@ class Audit:
     def record_end(self, **record: Any) -> None:
         """Append how an action ended that has its record already, behind the answer that is just being given: before
         anything else is recorded, read or verified. A daemon killed in between leaves an action whose end is not known."""
-        self._due.append({**record, "at": time.time()})
+        self._due.append(functools.partial(self._add, **record, at=time.time(), ending=True))
         asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
@@ -147,7 +162,7 @@ class Audit:
         while self._due:
             ended = self._due.pop(0)
             try:
-                self._add(**ended, ending=True)
+                ended()
             except BaseException:
                 self._due.insert(0, ended)
                 raise
@@ -169,7 +184,7 @@ class Audit:
         """All segments, oldest first."""
         return [*_segments(self._directory), self._path]
 
-    def read(self, *, sandbox: str = "", who: str = "", after: int = 0) -> Iterator[dict[str, Any]]:
+    def read(self, *, sandbox: str = "", who: str = "", after: int = 0) -> Iterator[Entry]:
         self._end_turn()
         for path in self.files():
             with open(path, encoding="utf-8") as lines:

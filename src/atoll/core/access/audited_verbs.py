@@ -9,9 +9,9 @@ import asyncio
 import functools
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import msgspec
 
@@ -35,6 +35,19 @@ _NOTHING: tuple[Any, ...] = (None, "", [], False, msgspec.UNSET)
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 Answer = TypeVar("Answer")
+
+
+class Caller(TypedDict):
+    who: str
+    action: str
+    sandbox: str
+    source: str
+
+
+class Begun(Caller):
+    """What is known of a call whose beginning is on record; `of` is the number of that record, or the record that is owed."""
+
+    of: int | Owed
 
 
 class Part:
@@ -158,10 +171,10 @@ class Auditing:
         self.end(entry, "ok", answer)
         return answer
 
-    def begin(self, row: Verb, who: Principal, given: dict[str, Any]) -> dict[str, Any]:
+    def begin(self, row: Verb, who: Principal, given: Mapping[str, Any]) -> Begun:
         """Record that a verb begins. Returns what `end` needs."""
         sandbox = self._id(who, str(given.get("ref", ""))) if row.sandbox else ""
-        details: dict[str, Any] = {}
+        details: dict[str, object] = {}
         requests = [value for value in given.values() if isinstance(value, msgspec.Struct)]
         for field in row.audited:
             if field in given:
@@ -171,7 +184,12 @@ class Auditing:
                 if value in _NOTHING:
                     continue
             details[RENAMED.get(field, field)] = _shown(value)
-        who_said = {"who": who.owner, "action": row.name, "sandbox": sandbox, "source": SOURCE.get() or who.kind}
+        who_said: Caller = {
+            "who": who.owner,
+            "action": row.name,
+            "sandbox": sandbox,
+            "source": SOURCE.get() or who.kind,
+        }
         record = {**who_said, "result": "begun", **details}
         if row.ending:
             self._charge_ending(who, details, sandbox)
@@ -179,7 +197,7 @@ class Auditing:
         self._charge(who, details)
         return {**who_said, "of": self._write(**record)}
 
-    def end(self, entry: dict[str, Any], result: str, answer: Any = None) -> None:
+    def end(self, entry: Begun, result: str, answer: Any = None) -> None:
         """Record how a verb ended."""
         made = getattr(answer, "id", None)
         if not entry["sandbox"] and isinstance(made, str):
@@ -196,7 +214,7 @@ class Auditing:
         code = getattr(answer, "exit_code", None)
         self.audit.record_end(**entry, result=result, **({} if code is None else {"exit_code": code}))
 
-    def _charge(self, who: Principal, details: dict[str, Any]) -> None:
+    def _charge(self, who: Principal, details: Mapping[str, object]) -> None:
         """Count what a key has written down today; Exhausted beyond its cap. Nobody can push out the records of others."""
         if not isinstance(who, KeyHolder):
             return
@@ -209,7 +227,7 @@ class Auditing:
         accounts.charge(AUDIT, size, owner(who.owner))
         self._counted.add(who.owner)
 
-    def _charge_ending(self, who: Principal, details: dict[str, Any], sandbox: str) -> None:
+    def _charge_ending(self, who: Principal, details: Mapping[str, object], sandbox: str) -> None:
         """The same for an ending, which no cap keeps from a sandbox that has not ended. There are few of these; of endings of
         nothing there is no end."""
         try:

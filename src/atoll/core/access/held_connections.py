@@ -8,7 +8,6 @@ decide, a sandbox that stops and a daemon that ends are all a no.
 import asyncio
 import logging
 import time
-from typing import Any
 
 from atoll import errors
 from atoll.core.access.approvals import LIFETIME, Approvals
@@ -16,6 +15,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
+from atoll.model import Blocked
 
 log = logging.getLogger("atoll.connections")
 
@@ -80,7 +80,9 @@ class Connections:
         if live is None:
             return "needs approval, and the sandbox is not running"
         who = Principal(live.owner, -1, -1, "sandbox")
-        waiting: dict[str, Any] = {"name": name, "address": "", "port": port, "protocol": "tcp", "reason": WAITS}
+        waiting: Blocked = {
+            "name": name, "address": "", "port": port, "protocol": "tcp", "reason": WAITS, "note": "",
+        }  # fmt: skip
         try:
             asked = await self._approvals.request(who, sandbox, f"connect to {name}:{port}", KIND, live.callers)
             waiting["note"] = f"held: {name}:{port} {WAITS}; decide with: atoll sandbox approve {asked.id}"

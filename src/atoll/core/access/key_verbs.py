@@ -5,8 +5,8 @@ A key is in the answer that makes it and never again. All of it needs the local 
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypedDict
 
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
@@ -17,8 +17,31 @@ from atoll.core.access.principals import Principal
 from atoll.core.access.rights_watch import RightsWatch
 from atoll.model import ChallengeKey, CreateKey, ImportKeys, NamedCertificate, NamedKey
 
-Told = dict[str, Any]
-Many = list[Told]
+
+class KeyFields(TypedDict):
+    """What is told of a key: all but the key itself."""
+
+    name: str
+    scopes: list[str]
+    quotas: dict[str, float]
+    created_at: int
+    expires_at: int | None
+    ttl_days: int | None
+    expired: bool
+    revoked_at: int | None
+
+
+class NewKey(KeyFields):
+    key: str
+    e2b_key: str
+
+
+class RevokedKey(KeyFields):
+    ok: bool
+
+
+Told = Mapping[str, object]  # a line of the ledger, which is the server's
+Ledger = list[Told]
 
 
 class Certificates(Protocol):
@@ -47,11 +70,11 @@ class KeyVerbs(Part):
         self.certificates: Callable[[], Certificates | None] = lambda: None
 
     @verb("keys.list")
-    async def list(self, who: Principal, revoked: bool = False) -> Many:
+    async def list(self, who: Principal, revoked: bool = False) -> list[KeyFields]:
         return [shown(key) for key in self._keys.list(revoked=revoked)]
 
     @verb("keys.create")
-    async def create(self, who: Principal, asked: CreateKey) -> Told:
+    async def create(self, who: Principal, asked: CreateKey) -> NewKey:
         """Make a key. The answer is the only place that shows it."""
         self._granting.check(who, asked.name, asked.scopes, asked.answer)
         made = self._keys.create(
@@ -69,7 +92,7 @@ class KeyVerbs(Part):
         return await self._granting.challenge(who, asked.name, asked.scopes)
 
     @verb("keys.revoke")
-    async def revoke(self, who: Principal, asked: NamedKey) -> Told:
+    async def revoke(self, who: Principal, asked: NamedKey) -> RevokedKey:
         """End a key, every certificate issued for it, and what they have open."""
         key = self._keys.revoke(asked.name)
         if (ledger := self.certificates()) is not None:
@@ -93,7 +116,7 @@ class KeyVerbs(Part):
         return issuer.issue(request, key.name, key.id, device=device, until=key.expires_at)
 
     @verb("certificates.list")
-    async def list_certificates(self, who: Principal) -> Many:
+    async def list_certificates(self, who: Principal) -> Ledger:
         ledger = self.certificates()
         found = await asyncio.to_thread(ledger.issued) if ledger is not None else []
         return [{**vars(line), "revoked": bool(line.revoked_at)} for line in found]
@@ -108,8 +131,7 @@ class KeyVerbs(Part):
         return {"ok": True, **vars(line)}
 
 
-def shown(key: Key) -> Told:
-    """Return what is told of a key: all but the key itself."""
+def shown(key: Key) -> KeyFields:
     return {
         "name": key.name,
         "scopes": list(key.scopes),

@@ -6,8 +6,7 @@ cannot both take the last one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.core.store.typed import SandboxRow
 from atoll.errors import Exhausted, PermissionDenied
@@ -34,7 +33,7 @@ def check_hosts(who: Principal, hosts: Iterable[str]) -> None:
         raise PermissionDenied("`*` in a list of hosts is more than this key gives", hint="an admin's key may")
 
 
-def reserve(who: Principal, limits: dict[str, Any], living: Callable[[], Iterable[SandboxRow]]) -> None:
+def reserve(who: Principal, limits: Mapping[str, float], living: Callable[[], Iterable[SandboxRow]]) -> None:
     """Raise when one more with these limits is too much for the key. `living` gives the rows of the owner's sandboxes."""
     if not isinstance(who, KeyHolder) or not who.quotas:
         return

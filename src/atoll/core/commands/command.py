@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Unpack
 
 from atoll import errors
 from atoll.core.commands.history import History, Writer
 from atoll.core.commands.output import Output, OutputRefused
 from atoll.core.sandboxes.state import Live
 from atoll.core.store.sqlite import Store
-from atoll.core.store.typed import CommandFacts, NewCommand
+from atoll.core.store.typed import CommandEnd, CommandFacts, CommandSpec, Conclusion, Ended, NewCommand
 from atoll.guest import Exit, Process, ProgramNotStarted
 from atoll.model import Chunk, CommandInfo, ExecResult, shown
 
@@ -30,7 +30,7 @@ class Running:
         self.background = bool(row["background"])
         self.started_at: float = row["started_at"]
         self.body: str = row["body"]
-        self.spec: dict[str, Any] = row["spec"]
+        self.spec: CommandSpec = row["spec"]
         self.output = output
         self.process: Process | None = None
         self.pid: int | None = None
@@ -38,7 +38,8 @@ class Running:
         self.ended = False
         self.ended_at: float | None = None
         self.error: errors.AtollError | None = None
-        self.summary: dict[str, Any] = {}
+        self.summary: CommandEnd = {}
+        self.lost = False  # its end was not seen
         self.done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._store = store
@@ -101,7 +102,7 @@ class Running:
             with contextlib.suppress(errors.AtollError, TimeoutError):
                 async with asyncio.timeout(TOLD):
                     await self.live.box.traffic()  # then every refusal of its network has been told
-        status = "timed_out" if ended.timed_out else "cancelled" if ended.cancelled else "completed"
+        status: Ended = "timed_out" if ended.timed_out else "cancelled" if ended.cancelled else "completed"
         code = ended.code if ended.signal is None else 128 + ended.signal
         if code is None and status == "completed":
             status = "failed"  # its end was not seen
@@ -143,7 +144,7 @@ class Running:
             error_code=refused.guest_code,
         )  # fmt: skip
 
-    def conclude(self, status: str, **summary: Any) -> None:
+    def conclude(self, status: Ended, **summary: Unpack[Conclusion]) -> None:
         self.ended, self.ended_at = True, time.time()
         kept = self.output.kept
         self.summary = {
@@ -178,7 +179,7 @@ class Running:
         if not isinstance(self.live.client.over, errors.Unavailable):
             lost = {"status": "lost", "ended_at": self.ended_at}
             self._store.later(lambda: self._store.update_command(self.live.id, self.id, **lost))
-        self.summary = {"status": "lost"}
+        self.lost = True
         self._close()
 
     def _close(self) -> None:
@@ -268,7 +269,7 @@ class Running:
             "pid": self.pid,
             "started_at": self.started_at,
             "ended_at": self.ended_at,
-            "status": self.summary.get("status", "running"),
+            "status": "lost" if self.lost else self.summary.get("status", "running"),
             "exit": self.summary,
         }
         return info(row, self.output if most != 0 else None, stdout_from, stderr_from, (kept[1].total, kept[2].total))

@@ -10,7 +10,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -37,6 +37,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 _ESCAPES = str.maketrans(
     {char: char.encode("unicode_escape").decode() for char in map(chr, range(0xE000)) if _CONTROL.match(char)}
 )
+
+
+Event = dict[str, Any]  # `seq`, `sandbox_id`, `at`, `kind`, and what its kind tells
 
 
 def escape(text: str) -> str:
@@ -121,7 +124,7 @@ class History:
         at = time.time()
         self._store.later(lambda: self._add(sandbox, owner, kind, data, at))
 
-    def _add(self, sandbox: str, owner: str, kind: str, data: dict[str, Any], at: float) -> None:
+    def _add(self, sandbox: str, owner: str, kind: str, data: Mapping[str, object], at: float) -> None:
         if self._store.low and kind not in ENDINGS:
             return  # what room is left is for endings
         self._store.add_event(sandbox, owner, kind, data, at)
@@ -130,7 +133,7 @@ class History:
 
     def events(
         self, owner: str, sandbox: str | None, limit: int, after: int | None, kind: str | None = None
-    ) -> list[dict[str, Any]]:
+    ) -> list[Event]:
         return [_shown(row) for row in self._store.events(owner, sandbox, limit=limit, after=after, kind=kind)]
 
     async def wait_for_news(self) -> None:
@@ -251,7 +254,7 @@ class History:
         os.replace(fresh, path)
 
 
-def _shown(row: EventRow) -> dict[str, Any]:
+def _shown(row: EventRow) -> Event:
     return {"seq": row["seq"], "sandbox_id": row["sandbox_id"], "at": row["at"], "kind": row["kind"], **row["data"]}
 
 

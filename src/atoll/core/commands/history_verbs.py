@@ -1,10 +1,8 @@
 """The verbs of what has happened: a window of a transcript, and events."""
 
-from typing import Any
-
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.core.commands.history import History, Window, check_window
+from atoll.core.commands.history import Event, History, Window, check_window
 from atoll.core.sandboxes.verbs import Sandboxes
 
 
@@ -27,7 +25,7 @@ class Past(Part):
     @verb("history.events")
     async def events(
         self, who: Principal, ref: str | None, limit: int, after: int | None = None, kind: str | None = None
-    ) -> tuple[list[dict[str, Any]], bool]:
+    ) -> tuple[list[Event], bool]:
         """Return the last events, or the next `after` one, oldest first; and whether there are more.
 
         They are those of one sandbox, or of all that the caller owns.

@@ -20,6 +20,7 @@ from atoll.core.commands.verbs import Commands
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import Process
+from atoll.guest.process import ProcessRequest
 from atoll.model import Chunk, CommandInfo, ExecResult, Gap, OpenShell, ShellInfo, ShellResult, ShellRun, Started
 
 MOST = 16  # sessions of one sandbox
@@ -203,7 +204,7 @@ class Shells(Part):
             if not pids:
                 return
             line = f"kill -{signal} {' '.join(map(str, map(int, pids)))}"
-            request = {"argv": ["/bin/sh", "-c", line], "cwd": "/", "timeout_ms": 10_000}
+            request: ProcessRequest = {"argv": ["/bin/sh", "-c", line], "cwd": "/", "timeout_ms": 10_000}
             async for _ in await Process.start(client, new_command_id(), request):
                 pass
 

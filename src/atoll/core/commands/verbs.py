@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -26,8 +25,10 @@ from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_cal
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store, StoreFailed
-from atoll.core.store.typed import CommandRow, NewCommand
+from atoll.core.store.typed import CommandRow, CommandSpec, NewCommand
 from atoll.guest import Process, ProgramNotStarted
+from atoll.guest.process import ProcessRequest
+from atoll.guest.wire import Message
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, Gap, RunSpec, Started
 
 MOST_SPAWNED = 512  # of one sandbox; its agent keeps records of 1024 processes
@@ -36,7 +37,7 @@ SHOWN_ARGUMENT = 4096
 SHOWN_ARGUMENTS = 16_384  # of all arguments together, in the record of a command
 
 Spec = ExecSpec | RunSpec
-Processes = list[dict[str, Any]]
+Processes = list[Message]
 
 
 class Commands(Part):
@@ -306,7 +307,7 @@ class Commands(Part):
             live.commands[running.id] = running
             running.task = asyncio.create_task(running.pump())
 
-    def _unrecorded(self, live: Live, process: dict[str, Any]) -> NewCommand:
+    def _unrecorded(self, live: Live, process: Message) -> NewCommand:
         """A command that was started in the very moment the daemon was killed: the agent knows it, the store does not."""
         argv = process.get("argv")
         row: NewCommand = {
@@ -402,14 +403,20 @@ class Commands(Part):
         cwd: str,
         sent: Callable[[], None],
     ) -> Process:
-        request: dict[str, Any] = {"cwd": cwd, "timeout_ms": spec.limit_ms or None}
+        request: ProcessRequest = {"cwd": cwd, "timeout_ms": spec.limit_ms or None}
         if spec.stdin is not None or spec.stdin_b64 is not None or spec.stdin_stream:
             request["stdin"] = True
         if call is not None:
-            request.update(argv=call.argv, env=call.env or None, user=call.user)
+            request |= {"argv": call.argv, "env": call.env or None, "user": call.user}
         else:
             assert isinstance(spec, ExecSpec)
-            request.update(argv=spec.argv, shell=spec.command, env=spec.env or None, user=spec.user, umask=spec.umask)
+            request |= {
+                "argv": spec.argv,
+                "shell": spec.command,
+                "env": spec.env or None,
+                "user": spec.user,
+                "umask": spec.umask,
+            }
             if spec.merge_stderr:
                 request["merge_stderr"] = True
             if spec.pty is not None:
@@ -568,7 +575,7 @@ def _close(output: Output | None) -> None:
             kept.close()
 
 
-def _kind(spec: Spec) -> dict[str, Any]:
+def _kind(spec: Spec) -> CommandSpec:
     """What of the request decides later how its command is treated."""
     if isinstance(spec, ShellProcess):
         return {"opens": spec.opens, "user": spec.user, "cleanup": directory_of(spec.id or "")}

@@ -35,7 +35,7 @@ LONG = 24 * 3600.0  # a walk of a large tree takes its time; the caller can go a
 NUMBERS = ("size", "mode", "uid", "gid", "mtime", "ino", "nlink", "line", "offset", "replacements", "bytes", "inodes",
            "count", "removed", "updated", "files", "total")  # fmt: skip
 
-Entry = dict[str, Any]
+Entry = wire.Message  # cleaned: what of it JSON can carry
 
 
 class Files(Part):

@@ -2,7 +2,6 @@
 
 import time
 from contextlib import nullcontext
-from typing import Any
 
 from atoll import errors
 from atoll.backends.contract import Traffic
@@ -15,7 +14,7 @@ from atoll.core.sandboxes.state import host_name
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
 from atoll.egress import UPLOAD, EgressEvent, EgressPolicy
-from atoll.model import ChangeHosts, CreateSandbox, HostsInfo, convert
+from atoll.model import Blocked, ChangeHosts, CreateSandbox, HostsInfo, StoredPolicy, convert
 
 REPEAT = 1.0
 
@@ -95,13 +94,17 @@ class Hosts(Part):
             gone = not_among(parents, policy.get("hosts") or [])
             if row is None or row["state"] in ("ending", "ended") or policy.get("network") != "hosts" or not gone:
                 return
-            wanted = {**policy, "hosts": [host for host in policy["hosts"] if host not in gone], "default": False}
+            wanted: StoredPolicy = {
+                **policy,
+                "hosts": [host for host in policy["hosts"] if host not in gone],
+                "default": False,
+            }
             if live is not None and live.state in ("running", "paused"):
                 await live.box.set_policy(of_stored(wanted))
             self._store.update_sandbox(sandbox, record={**row["record"], "policy": wanted})
             self._history.record(sandbox, who.owner, "hosts", hosts=wanted["hosts"], by=who.owner)
 
-    async def _wanted(self, policy: dict[str, Any], change: ChangeHosts, runtime: str) -> dict[str, Any]:
+    async def _wanted(self, policy: StoredPolicy, change: ChangeHosts, runtime: str) -> StoredPolicy:
         if change.hosts is not None or not (change.add or change.remove):
             asked = convert(CreateSandbox, {"hosts": change.hosts, "host_ports": policy["host_ports"]})
             fresh = await self._network.policy(asked, runtime)
@@ -122,7 +125,7 @@ class Hosts(Part):
         if event.protocol == UPLOAD:
             self._history.record(event.sandbox, owner, UPLOAD, name=event.name, note=event.note)
             return
-        told = {
+        told: Blocked = {
             "name": event.name,
             "address": event.address,
             "port": event.port,

@@ -3,16 +3,51 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, TypedDict
 
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.core.policy.images import AUTO, HOST, Images, StoredImages
+from atoll.core.policy.images import AUTO, HOST, ImageDone, Images, ImageStep, StoredImages
 from atoll.core.store.sqlite import Store
 from atoll.model import BuildImage, DetectImage, PullImage, Request
 
-Told = dict[str, Any]
+if TYPE_CHECKING:
+    from atoll.images.image import ImageFields
+
+
+class ListedImage(TypedDict):
+    name: str
+    digest: str
+    source: str
+    size: int
+    created: str
+    platform: str | None
+
+
+class Known(TypedDict):
+    """An image of the catalog."""
+
+    name: str
+    oci: str
+    kind: str
+
+
+class Listed(TypedDict):
+    images: list[ListedImage]
+    catalog: list[Known]
+    disk_bytes: int
+
+
+class Removed(TypedDict):
+    removed: str
+    bytes: int
+
+
+class Pruned(TypedDict):
+    images: list[str]
+    layers: int
+    bytes: int
 
 
 class ImageVerbs(Part):
@@ -21,14 +56,16 @@ class ImageVerbs(Part):
         self._records = store
 
     @verb("images.list")
-    async def list(self, who: Principal) -> Told:
+    async def list(self, who: Principal) -> Listed:
         images = self._images()
         found = await asyncio.to_thread(lambda: [_shown(image.to_json()) for image in images.store.list()])
-        catalog = [{"name": entry.name, "oci": entry.oci, "kind": entry.kind} for entry in images.catalog.images]
+        catalog: list[Known] = [
+            {"name": entry.name, "oci": entry.oci, "kind": entry.kind} for entry in images.catalog.images
+        ]
         return {"images": found, "catalog": catalog, "disk_bytes": await asyncio.to_thread(images.store.disk_bytes)}
 
     @verb("images.inspect")
-    async def inspect(self, who: Principal, name: str) -> Told:
+    async def inspect(self, who: Principal, name: str) -> "ImageFields":
         images = self._images()
         if name == HOST:
             return await asyncio.to_thread(lambda: images.store.host_image().to_json())
@@ -55,7 +92,7 @@ class ImageVerbs(Part):
         return AUTO if is_default and asked.program else image
 
     @verb("images.pull")
-    async def pull(self, who: Principal, asked: PullImage) -> AsyncIterator[Told]:
+    async def pull(self, who: Principal, asked: PullImage) -> AsyncIterator[ImageStep | ImageDone]:
         """Pull an image: how far it is, and the image last. Leaving gives it up."""
         images = self._images()
         entry = images.catalog.get(asked.name)
@@ -67,7 +104,7 @@ class ImageVerbs(Part):
                 yield step
 
     @verb("images.build")
-    async def build(self, who: Principal, asked: BuildImage) -> AsyncIterator[Told]:
+    async def build(self, who: Principal, asked: BuildImage) -> AsyncIterator[ImageStep | ImageDone]:
         """Build an image of Debian packages, telling as `pull` does."""
         images = self._images()
         work = images.watch(lambda step: images.store.build_debian(asked.name, asked.debian, step))
@@ -76,7 +113,7 @@ class ImageVerbs(Part):
                 yield step
 
     @verb("images.remove")
-    async def remove(self, who: Principal, asked: PullImage) -> Told:
+    async def remove(self, who: Principal, asked: PullImage) -> Removed:
         """Remove an image's name, and the image with its last name."""
         images = self._images()
         entry = images.catalog.get(asked.name)
@@ -85,7 +122,7 @@ class ImageVerbs(Part):
         return {"removed": name, "bytes": freed}
 
     @verb("images.prune")
-    async def prune(self, who: Principal, asked: Request) -> Told:
+    async def prune(self, who: Principal, asked: Request) -> Pruned:
         """Remove what no name and no sandbox needs."""
         pruned = await asyncio.to_thread(self._images().store.prune, self._in_use())
         return {"images": list(pruned.images), "layers": pruned.layers, "bytes": pruned.bytes}
@@ -100,5 +137,12 @@ class ImageVerbs(Part):
         return frozenset(image for row in self._records.living() if (image := row["record"].get("image")))
 
 
-def _shown(image: Told) -> Told:
-    return {key: image.get(key) for key in ("name", "digest", "source", "size", "created", "platform")}
+def _shown(image: "ImageFields") -> ListedImage:
+    return {
+        "name": image["name"],
+        "digest": image["digest"],
+        "source": image["source"],
+        "size": image["size"],
+        "created": image["created"],
+        "platform": image.get("platform"),
+    }

@@ -6,15 +6,17 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, final
 
 import msgspec
 
 from atoll import config, errors
 from atoll.backends import contract
+from atoll.model import EntryBegun
 
 if TYPE_CHECKING:
     from atoll.images import Allowlist, Catalog, Choice, HostImage, Image, ImageStore, Progress
+    from atoll.images.image import ImageFields
 
 HOST = "host"
 AUTO = "auto"  # as an image's name: the one the program means
@@ -25,7 +27,28 @@ STALE = 300.0  # and after which a caller waits for that
 
 # A name, the program the image was detected for, and the owner for whom it is pulled when that is a key without rights.
 Wish = tuple[str, str | None, str | None]
-Watcher = Callable[[dict[str, Any]], None]
+
+
+class Stage(TypedDict):
+    """How far a pull or build is: `done` of `total` bytes, 0 when that is not known."""
+
+    stage: str
+    text: str
+    done: int
+    total: int
+
+
+@final
+class ImageStep(TypedDict):
+    progress: Stage
+
+
+class ImageDone(TypedDict):
+    image: "ImageFields"
+
+
+Step = ImageStep | EntryBegun  # on the way to a sandbox
+Watcher = Callable[[Step], None]
 WATCHER: ContextVar[Watcher | None] = ContextVar("image_watcher", default=None)  # is told how far a pull or build is
 
 
@@ -105,12 +128,12 @@ class StoredImages:
     async def _look(self, wish: "Wish") -> Chosen:
         loop = asyncio.get_running_loop()
 
-        def tell(told: dict[str, Any]) -> None:
+        def tell(told: ImageStep) -> None:
             for watcher in self._watchers.get(wish, ()):
                 watcher(told)
 
         def step(progress: "Progress") -> None:
-            loop.call_soon_threadsafe(tell, {"progress": as_fields(progress)})
+            loop.call_soon_threadsafe(tell, as_step(progress))
 
         try:
             found = await asyncio.to_thread(self._choose, *wish, None, step)
@@ -189,16 +212,18 @@ class StoredImages:
         found = detect([program] if program else [], project, self.catalog)
         return found.image_name, found.why == DEFAULT
 
-    async def watch(self, work: "Callable[[Callable[[Progress], None]], Image]") -> AsyncIterator[dict[str, Any]]:
+    async def watch(
+        self, work: "Callable[[Callable[[Progress], None]], Image]"
+    ) -> AsyncIterator[ImageStep | ImageDone]:
         """Pull or build in a thread: its steps as they come, the image last. Leaving gives it up."""
         loop = asyncio.get_running_loop()
-        steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        steps: asyncio.Queue[ImageStep | None] = asyncio.Queue()
         left = False
 
         def step(progress: "Progress") -> None:
             if left:
                 raise errors.Cancelled("the caller went away")
-            loop.call_soon_threadsafe(steps.put_nowait, {"progress": as_fields(progress)})
+            loop.call_soon_threadsafe(steps.put_nowait, as_step(progress))
 
         task = asyncio.ensure_future(asyncio.to_thread(work, step))
         task.add_done_callback(lambda _: steps.put_nowait(None))
@@ -254,6 +279,7 @@ class StoredImages:
         return Allowlist.of(None if allow is msgspec.UNSET else allow)
 
 
-def as_fields(progress: "Progress") -> dict[str, Any]:
+def as_step(progress: "Progress") -> ImageStep:
     """Return a step as it is sent to callers."""
-    return {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
+    stage: Stage = {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
+    return {"progress": stage}

@@ -3,36 +3,36 @@
 import ipaddress
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from atoll import config, errors
 from atoll.backends.contract import Backend, NetworkEvents
 from atoll.core.access.approval_rules import held_hosts
+from atoll.core.store.typed import SandboxRecord
 from atoll.egress import EgressPolicy, Limits, default_hosts
-from atoll.model import CreateSandbox, Policy
+from atoll.model import CreateSandbox, Policy, StoredPolicy
 
-NONE = {"network": "none", "hosts": []}
-Stored = dict[str, Any]  # a policy as it is stored and shown: its fields, and how it came about
+NONE: StoredPolicy = {"network": "none", "hosts": []}
 
 
-def policy_of(record: Mapping[str, Any]) -> Policy:
+def policy_of(record: SandboxRecord) -> Policy:
     """The policy in a sandbox's record."""
     return of_stored(record.get("policy", {}))
 
 
-def of_stored(policy: Stored) -> Policy:
+def of_stored(policy: StoredPolicy) -> Policy:
     return msgspec.convert(policy, Policy)
 
 
-def new_policy(spec: CreateSandbox, defaults: Iterable[str], private: Mapping[str, Iterable[str]]) -> Stored:
+def new_policy(spec: CreateSandbox, defaults: Iterable[str], private: Mapping[str, Iterable[str]]) -> StoredPolicy:
     """The policy of a new sandbox in the form it is stored and shown; InvalidArgument names the first bad host."""
     hosts = [*(spec.hosts if spec.hosts is not None else defaults), *spec.more_hosts]
     made = EgressPolicy.of(hosts, private=private, host_ports=spec.host_ports, held=held_hosts(spec.require_approval))
     if not spec.network:
-        return dict(NONE)
-    return {"network": "hosts", **made.to_dict(), "default": spec.hosts is None and not spec.more_hosts}
+        return {**NONE}
+    policy: StoredPolicy = {"network": "hosts", "default": spec.hosts is None and not spec.more_hosts}
+    return {**policy, **made.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class Network(NetworkEvents):
         self._defaults = tuple(default_hosts() if defaults is None else defaults)
         self._settings = Settings.of(settings, self._defaults)
 
-    async def policy(self, spec: CreateSandbox, runtime: str) -> Stored:
+    async def policy(self, spec: CreateSandbox, runtime: str) -> StoredPolicy:
         """A list that was asked for and cannot be enforced is an error; the default one is then no network at all."""
         made = new_policy(spec, self._defaults, self._settings.private)
         if made["network"] == "none":
             return made
         status = await self._backend.network()
         if status.off:
-            return dict(NONE)
+            return {**NONE}
         asked, can = bool(spec.hosts or spec.more_hosts), self._backend.capabilities(runtime)
         can.check(runtime, ports=bool(spec.host_ports), hosts=asked)
         if can.policy == "none":
@@ -86,7 +86,7 @@ class Network(NetworkEvents):
             )
         return {**NONE, "enforced": False, "why": status.why}
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Mapping[str, object]:
         """For doctor: whether lists of hosts are enforced, and why not."""
         found = await self._backend.network()
         return {"works": found.works, "why": found.why, "fix": found.fix, **found.shown}

@@ -4,8 +4,8 @@ Whoever opens a front door sets its ceiling; requests, models and files found in
 """
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -13,7 +13,7 @@ from atoll import errors, profiles
 from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.egress import presets
-from atoll.model import CreateSandbox, LimitsSpec
+from atoll.model import CreateSandbox, Isolation, LimitsSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ def _above(what: str) -> errors.PermissionDenied:
     )
 
 
-def resolve(spec: CreateSandbox) -> tuple[CreateSandbox, dict[str, Any]]:
+def resolve(spec: CreateSandbox) -> tuple[CreateSandbox, Isolation]:
     """The request with everything its profile and mode imply filled in, and what was decided, for people to see."""
     policy = of(spec)
     if spec.profile is None and spec.mode is None and not spec.security:
         return spec, _shown(spec, policy)
-    changes: dict[str, Any] = {
+    changes: dict[str, object] = {
         "network": policy.network,
         "read_only_root": spec.read_only_root or policy.read_only,
         "env": {**policy.env, **spec.env},
@@ -81,7 +81,7 @@ def _limits(spec: CreateSandbox, policy: profiles.Policy) -> LimitsSpec:
     return LimitsSpec(**given)
 
 
-def default_limits(spec: CreateSandbox, defaults: dict[str, Any]) -> dict[str, Any]:
+def default_limits(spec: CreateSandbox, defaults: Mapping[str, float]) -> Mapping[str, float]:
     """The operator's limits; permissive has none on memory and CPU, which is all the machine has."""
     if spec.profile != "permissive":
         return defaults
@@ -94,7 +94,7 @@ def of(spec: CreateSandbox) -> profiles.Policy:
     return profiles.merge(mode=spec.mode, profile=spec.profile, keys=spec.security, no_network=not spec.network)
 
 
-def _shown(spec: CreateSandbox, policy: profiles.Policy) -> dict[str, Any]:
+def _shown(spec: CreateSandbox, policy: profiles.Policy) -> Isolation:
     return {
         "profile": policy.profile,
         "mode": policy.mode,

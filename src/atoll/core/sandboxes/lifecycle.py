@@ -12,12 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 from atoll import accounts, errors
-from atoll.backends.contract import Backend, Box, Ended
+from atoll.backends.contract import Backend, Box, Ended, Record
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.state import Live, gone
 from atoll.core.store.space import Space
 from atoll.core.store.sqlite import Store, StoreFailed
-from atoll.core.store.typed import SandboxRow
+from atoll.core.store.typed import SandboxChange, SandboxRecord, SandboxRow
 from atoll.core.store.unwritten import Unwritten
 from atoll.core.tasks import Tasks
 
@@ -126,14 +126,14 @@ class Lifecycle:
             live.ending = live.ending or (kind, detail, by)
             row = self.row(live.id)
             assert row is not None
-            kept = await self._kept(live) if live.spec.keep else {}
+            kept: SandboxRecord = await self._kept(live) if live.spec.keep else {}
             self._enter_state(live, "stopping", end_kind=kind, end_detail=detail, end_by=by)
             await live.client.close(gone(live.id, kind, detail, by))
             await self._end_children(live.id, by)
             await self.backend.destroy(live.box.record, keep_disk=True)
             live.state = "stopped"
             now = time.time()
-            values: dict[str, Any] = {"state": "stopped", "last_active": now}
+            values: SandboxChange = {"state": "stopped", "last_active": now}
             if live.spec.keep:
                 values["expires_at"] = now + self.keep_s if self.keep_s else None
             elif kind == "expired":
@@ -151,7 +151,7 @@ class Lifecycle:
             with suppress(StoreFailed):
                 await self._keep_budget(live.owner)
 
-    async def _kept(self, live: Live) -> dict[str, Any]:
+    async def _kept(self, live: Live) -> SandboxRecord:
         """Return what is noted of a sandbox whose disk is kept: its size, and what is left of its lifetime."""
         try:
             size = (await live.box.usage()).disk_bytes or 0
@@ -219,7 +219,7 @@ class Lifecycle:
         self.set_state(live, state, expires_at=ends)
         live.expires_at = ends
 
-    async def leave(self, row: SandboxRow, box: dict[str, Any] | None) -> None:
+    async def leave(self, row: SandboxRow, box: Record | None) -> None:
         """Put a stopped sandbox that was only visited back to rest."""
         live = self.live.pop((row["owner"], row["id"]), None)
         if live is not None:
@@ -271,7 +271,7 @@ class Lifecycle:
         self.unwritten.write(sandbox, ended, **said)
         self.changed.set()
 
-    async def _remove(self, record: dict[str, Any]) -> None:
+    async def _remove(self, record: Record) -> None:
         """Take away what a dead sandbox occupied: mounts, groups, disk. Nobody has to wait for that."""
         for pause in (*REMOVE_AGAIN, None):
             try:

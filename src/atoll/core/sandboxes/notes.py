@@ -1,16 +1,13 @@
 """What a surface notes about a sandbox and core does not read: kept in its record, gone with it."""
 
-from typing import Any
-
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.sqlite import Store
+from atoll.core.store.typed import Notes as Written
 
 MOST = 64 * 1024  # characters of one surface's notes about one sandbox
-
-Noted = dict[str, Any]
 
 
 class Notes(Part):
@@ -21,13 +18,13 @@ class Notes(Part):
         self._store = store
 
     @verb("notes.get")
-    async def get(self, who: Principal, ref: str, surface: str) -> Noted:
+    async def get(self, who: Principal, ref: str, surface: str) -> Written:
         """Return what this surface has noted; empty when nothing."""
         noted = self._sandboxes.known(who, ref)["record"].get("notes", {}).get(surface, {})
         return noted
 
     @verb("notes.change")
-    async def change(self, who: Principal, ref: str, surface: str, noted: Noted) -> None:
+    async def change(self, who: Principal, ref: str, surface: str, noted: Written) -> None:
         """Replace what this surface has noted."""
         if len(str(noted)) > MOST:
             raise errors.TooLarge(f"more than {MOST} characters cannot be noted about a sandbox")

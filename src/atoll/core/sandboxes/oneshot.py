@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, final
 
 import msgspec
 
@@ -19,6 +19,7 @@ from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import Principal
+from atoll.core.policy.images import Step
 from atoll.core.policy.profiles import OPEN, Ceiling
 from atoll.core.sandboxes.provisioning import TEMPORARY
 from atoll.egress import presets
@@ -34,7 +35,24 @@ IDLE_S = 300.0  # for one whose daemon was killed: nothing else would end it
 UNKEPT_S = 24 * 3600.0 + 600.0  # the longest timeout of a command and some; a backstop, nothing waits for it
 BEHIND = 4  # so many sandboxes may still be going when a caller is told that his run is over
 
-Item = Started | Chunk | Gap | ExecResult | dict[str, Any]
+
+class Summary(TypedDict):
+    """What the caller of a run is told of its sandbox."""
+
+    id: str
+    name: str | None
+    image: str
+    runtime: str
+    unheld: list[str]  # limits that this host does not hold
+    expires_in_s: int | None
+
+
+@final
+class Made(TypedDict):
+    sandbox: Summary
+
+
+Item = Started | Chunk | Gap | ExecResult | Step | Made
 
 
 class Once(Part):
@@ -104,7 +122,7 @@ class Once(Part):
     def _complete(self, request: RunOnce) -> CreateSandbox:
         """What a run has by default where a sandbox made by hand has something else."""
         spec = request.sandbox
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         if spec.name is None:
             changes["name"] = ("run-" if request.keep else TEMPORARY) + secrets.token_hex(4)
         if spec.lifetime_s is None:
@@ -162,7 +180,7 @@ def _out_of_memory(info: SandboxInfo, request: RunOnce, began: float) -> ExecRes
     )
 
 
-def summary(info: SandboxInfo) -> dict[str, Any]:
+def summary(info: SandboxInfo) -> Summary:
     return {
         "id": info.id,
         "name": info.name,

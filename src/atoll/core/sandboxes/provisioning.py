@@ -4,7 +4,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -38,7 +37,7 @@ class Plan:
     required: frozenset[str]
     mounts: tuple[Mount, ...]
     base_env: Mapping[str, str]  # the image's and the operator's, without the caller's
-    warm: Mapping[str, Any]  # which interpreters are kept warm in it
+    warm: Mapping[str, object]  # which interpreters are kept warm in it
 
     def box(
         self,
@@ -97,7 +96,7 @@ class Boxes:
             limits = replace(limits, shm_mb=max(1, limits.memory_mb // 2))
         return Plan(spec, image, limits, frozenset(asked), mounts, base_env, self._warm(limits))
 
-    def _warm(self, limits: Limits) -> dict[str, Any]:
+    def _warm(self, limits: Limits) -> Mapping[str, object]:
         """In a sandbox with little room a waiting interpreter would be in the way."""
         warm = self._config.warm
         roomy = limits.memory_mb >= WARM_MEMORY_MB and limits.pids >= WARM_PIDS
@@ -123,7 +122,7 @@ class Boxes:
         spec, _ = profiles.resolve(CreateSandbox(mode=mode))
         return await self.plan(spec)
 
-    def warmth(self) -> dict[str, Any]:
+    def warmth(self) -> Mapping[str, object]:
         """Return the pool, how many spares of each kind the operator wants, and those that fit each agent's mode."""
         agents = {name: self._backend.warm_for(spec) for name, spec in self._agents.items()}
         return {**self._backend.warmth(), "agents": agents}

@@ -7,7 +7,7 @@ that come at once get the same one. A caller without a tenant has one of its own
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from atoll import errors, labels
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.core.policy.images import WATCHER
+from atoll.core.policy.images import WATCHER, Step
 from atoll.core.sandboxes.verbs import Sandboxes, watch_image
 from atoll.model import CreateFromManifest, CreateSandbox, ObtainSession, Replaced, SandboxInfo, SessionInfo
 
@@ -69,7 +69,7 @@ class Sessions(Part):
             made = await self._make(who, asked)
             return SessionInfo(sandbox=made, created=True, replaced=replaced)
 
-    def obtain_watched(self, who: Principal, asked: ObtainSession) -> AsyncIterator[dict[str, Any] | SessionInfo]:
+    def obtain_watched(self, who: Principal, asked: ObtainSession) -> AsyncIterator[Step | SessionInfo]:
         """The same, with how far its image and its filling are; the session last."""
         return watch_image(lambda: self.obtain(who, asked))
 
@@ -117,7 +117,7 @@ class Sessions(Part):
 def _spec(asked: ObtainSession) -> CreateSandbox:
     """Return the request of a new session. A tenant's keeps its files while nobody uses it."""
     spec = asked.sandbox
-    changes: dict[str, Any] = {"labels": {**spec.labels, **labels.session_labels(asked.tenant, asked.holder)}}
+    changes: dict[str, object] = {"labels": {**spec.labels, **labels.session_labels(asked.tenant, asked.holder)}}
     if spec.idle_timeout_s is None:
         changes["idle_timeout_s"] = float(labels.IDLE_S)
     if not spec.persistent:

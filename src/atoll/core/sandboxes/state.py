@@ -5,15 +5,15 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from atoll import errors
 from atoll.backends.contract import Box
-from atoll.core.store.typed import HeldLimit, SandboxRow
+from atoll.core.store.typed import SandboxRow
 from atoll.guest import GuestClient
-from atoll.model import CreateSandbox, convert
+from atoll.model import Blocked, CreateSandbox, HeldLimit, convert
 
 if TYPE_CHECKING:
     from atoll.core.commands.command import Running
@@ -61,7 +61,7 @@ class Live:
         self.parent: Live | None = None
         self.children: set[Live] = set()  # sub-agents: while one works, its parent is in use too
         self.callers: frozenset[int] = frozenset()  # login sessions that ran something in it, where rules need to know
-        self.blocked: deque[tuple[float, dict[str, Any]]] = deque(maxlen=REMEMBERED_REFUSALS)
+        self.blocked: deque[tuple[float, Blocked]] = deque(maxlen=REMEMBERED_REFUSALS)
 
     def row(self) -> SandboxRow:
         """Its record from what is known without the store; enough to end it and to tell of that."""
@@ -115,9 +115,9 @@ class Live:
             command.output.forget()
         return True
 
-    def refused_since(self, start: float) -> list[dict[str, Any]]:
+    def refused_since(self, start: float) -> list[Blocked]:
         """What the network policy refused since then, each thing once."""
-        found: list[dict[str, Any]] = []
+        found: list[Blocked] = []
         for at, told in self.blocked:
             if at >= start and told not in found:
                 found.append(told)

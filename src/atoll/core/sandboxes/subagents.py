@@ -15,8 +15,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.policy.hosts import not_among
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.typed import HeldLimit
-from atoll.model import CreateSandbox, LimitsSpec, SandboxInfo, SubAgent, convert
+from atoll.model import CreateSandbox, HeldLimit, LimitsSpec, SandboxInfo, SubAgent, convert
 
 AT_MOST = 32
 
@@ -55,7 +54,7 @@ class SubAgents(Part):
         given, policy = parent.spec, row["record"].get("policy", {})
         hosts: list[str] = list(policy.get("hosts") or [])
         tenant = labels.tenant_of(given.labels)
-        changes: dict[str, Any] = {
+        changes: dict[str, object] = {
             "name": request.name,
             "alias": None,
             # Whose it is passes on; other labels, such as an id the parent was given, stay there.

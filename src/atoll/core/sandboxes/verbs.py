@@ -26,7 +26,7 @@ from atoll.core.access.principals import Principal
 from atoll.core.access.secrets import Vault
 from atoll.core.commands.history import History
 from atoll.core.policy import profiles
-from atoll.core.policy.images import WATCHER, Images
+from atoll.core.policy.images import WATCHER, Images, Step
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.lifecycle import NEVER_MS, Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
@@ -34,9 +34,10 @@ from atoll.core.sandboxes.state import Live
 from atoll.core.store import rows
 from atoll.core.store.space import Space
 from atoll.core.store.sqlite import LIVE, Store, StoreFailed
-from atoll.core.store.typed import SandboxRecord, SandboxRow
+from atoll.core.store.typed import SandboxChange, SandboxRecord, SandboxRow
 from atoll.guest import GuestClient
-from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo
+from atoll.guest.wire import Message
+from atoll.model import ALIAS, NAME, CreateSandbox, Extend, SandboxInfo, StoredPolicy
 
 STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "stopped": ("stopped",),
           "paused": ("paused",), "ended": ("ended",)}  # fmt: skip
@@ -45,9 +46,9 @@ STATES = {"active": LIVE, "all": (*LIVE, "ended"), "running": ("running",), "sto
 Made = TypeVar("Made")
 
 
-async def watch_image(make: Callable[[], Coroutine[Any, Any, Made]]) -> AsyncIterator[dict[str, Any] | Made]:
+async def watch_image(make: Callable[[], Coroutine[Any, Any, Made]]) -> AsyncIterator[Step | Made]:
     """Do work that may need an image: yield how far that is while it is fetched or built, and the work's result last."""
-    steps: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+    steps: asyncio.Queue[Step | None] = asyncio.Queue()
     token = WATCHER.set(steps.put_nowait)
     try:
         task = asyncio.ensure_future(make())
@@ -126,7 +127,7 @@ class Sandboxes(Part, Lifecycle):
         finally:
             making.waiting -= 1
 
-    def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[dict[str, Any] | SandboxInfo]:
+    def create_watched(self, who: Principal, spec: CreateSandbox) -> AsyncIterator[Step | SandboxInfo]:
         """The same, with how far its image is while that is fetched or built (`{"progress": ...}`); the sandbox last."""
         return watch_image(lambda: self.create(who, spec))
 
@@ -194,7 +195,7 @@ class Sandboxes(Part, Lifecycle):
         row = self.known(who, ref)
         if row["state"] in ("ended", "ending"):
             raise rows.unsuited(row)
-        values: dict[str, Any] = {}
+        values: SandboxChange = {}
         if change.lifetime_s is not msgspec.UNSET:
             values["expires_at"] = None if change.lifetime_s is None else time.time() + change.lifetime_s
         if change.idle_timeout_s is not msgspec.UNSET:
@@ -270,7 +271,7 @@ class Sandboxes(Part, Lifecycle):
         return self.reach(who, row["id"])
 
     @verb("usage")
-    async def usage(self, who: Principal, ref: str) -> dict[str, Any]:
+    async def usage(self, who: Principal, ref: str) -> Message:
         """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
         with self.reach(who, ref).use() as client:
             return await client.request("usage")
@@ -344,7 +345,7 @@ class Sandboxes(Part, Lifecycle):
         check_rules(spec.require_approval)
         self._vault.check(who.owner, spec.secrets)
         runtime = await self.boxes.runtime(spec.runtime)
-        policy = {"isolation": isolation, **await self.network.policy(spec, runtime)}
+        policy: StoredPolicy = {"isolation": isolation, **await self.network.policy(spec, runtime)}
         can = self.backend.capabilities(runtime)
         can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None)
         plan = await self.boxes.plan(spec, who)

@@ -3,18 +3,17 @@
 import hashlib
 import json
 import time
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import msgspec
 
 from atoll import errors
 from atoll.config import Sandboxes as Defaults
 from atoll.core.access.principals import Principal, new_id
-from atoll.core.policy.network import Stored
 from atoll.core.sandboxes.provisioning import Plan
 from atoll.core.sandboxes.state import Live, gone
-from atoll.core.store.typed import HeldLimit, SandboxRecord, SandboxRow
-from atoll.model import CreateSandbox, End, SandboxInfo
+from atoll.core.store.typed import SandboxRecord, SandboxRow
+from atoll.model import CreateSandbox, End, HeldLimit, SandboxInfo, StoredPolicy
 
 
 class Repeatable(NamedTuple):
@@ -28,7 +27,7 @@ def new_row(
     who: Principal,
     plan: Plan,
     runtime: str,
-    policy: Stored,
+    policy: StoredPolicy,
     defaults: Defaults,
     parent: str | None,
     request: Repeatable | None = None,
@@ -108,7 +107,7 @@ def info(row: SandboxRow, live: Live | None) -> SandboxInfo:
         expires_at=row["expires_at"],
         idle_timeout_s=row["idle_timeout"],
         last_active=live.last_active if live else row["last_active"],
-        limits=cast("dict[str, dict[str, Any]]", row["record"].get("limits", {})),
+        limits=row["record"].get("limits", {}),
         policy=policy,
         hosts=policy.get("hosts", spec.get("hosts")),
         env_keys=sorted(spec.get("env", {})),

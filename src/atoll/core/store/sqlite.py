@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +20,7 @@ from typing import Any, cast
 from atoll import errors
 from atoll.core.store.columns import Row, decoded, packed, shown
 from atoll.core.store.reserve import FULL, Ballast, allocate
-from atoll.core.store.typed import ApprovalRow, CommandRow, EventRow, Fields, NewCommand, SandboxRow
+from atoll.core.store.typed import ApprovalRow, CommandRow, EventRow, NewCommand, SandboxRow
 
 log = logging.getLogger("atoll.store")
 
@@ -421,7 +421,7 @@ class Store:
 
     # Events
 
-    def add_event(self, sandbox: str, owner: str, kind: str, data: Fields, at: float) -> int:
+    def add_event(self, sandbox: str, owner: str, kind: str, data: Mapping[str, object], at: float) -> int:
         cursor = self._db.execute(
             "INSERT INTO event(sandbox_id, owner, at, kind, data) VALUES(?, ?, ?, ?, ?)",
             (sandbox, owner, at, kind, packed(data)),

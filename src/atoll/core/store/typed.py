@@ -1,15 +1,14 @@
 """What the store's rows hold, field by field. They are plain dicts; these types are for readers and the type checker."""
 
-from typing import Any, Literal, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Literal, NotRequired, TypedDict
 
-Fields = dict[str, Any]  # a request or answer of the model, as JSON holds it
+from atoll.backends.contract import Record
+from atoll.model import Blocked, HeldLimit, StoredPolicy
 
-
-class HeldLimit(TypedDict):
-    """A limit of a sandbox, and whether this machine holds it; None: not known yet."""
-
-    value: Any
-    enforced: bool | None
+Ended = Literal["completed", "timed_out", "cancelled", "failed"]
+Status = Ended | Literal["running", "lost"]
+Notes = Mapping[str, object]  # of a surface, which alone reads them
 
 
 class KeptExposure(TypedDict):
@@ -25,14 +24,14 @@ class SandboxRecord(TypedDict, total=False):
     """What a sandbox's row keeps besides its columns. Of one that has ended: limits and policy."""
 
     limits: dict[str, HeldLimit]
-    policy: Fields
+    policy: StoredPolicy
     uid: int
     gid: int
     image: str | None  # its digest
-    box: Fields  # the backend's own record
-    link: Fields  # of a box of version 0.1, which kept it here
+    box: Record
+    link: Mapping[str, object]  # of a box of version 0.1, which kept it here
     exposed: dict[str, KeptExposure]  # by port
-    notes: dict[str, Fields]  # by surface
+    notes: dict[str, Notes]  # by surface
     left_s: float | None  # of the lifetime, while it is stopped
     kept_bytes: int  # of its disk, while it is stopped
 
@@ -44,11 +43,35 @@ class SandboxChange(TypedDict, total=False):
     runtime: str
     record: SandboxRecord
     expires_at: float | None
+    idle_timeout: float | None
     last_active: float
     ended_at: float | None
     end_kind: str | None
     end_detail: str | None
     end_by: str | None
+
+
+class StoredSecret(TypedDict):
+    env: str
+
+
+class StoredMount(TypedDict):
+    target: str
+
+
+class StoredSpec(TypedDict, total=False):
+    """Of a `CreateSandbox` as JSON, what is read without making one of it."""
+
+    limits: dict[str, float | None]
+    mounts: list[StoredMount]
+
+    keep: bool
+    hosts: list[str] | None
+    env: dict[str, str]
+    labels: dict[str, str]
+    workdir: str
+    secrets: list[StoredSecret]
+    require_approval: list[str]
 
 
 class SandboxRow(TypedDict):
@@ -60,7 +83,7 @@ class SandboxRow(TypedDict):
     state: str
     runtime: str
     image: str
-    spec: Fields  # CreateSandbox
+    spec: StoredSpec
     record: SandboxRecord
     created_at: float
     expires_at: float | None
@@ -75,15 +98,52 @@ class SandboxRow(TypedDict):
     request_hash: str | None
 
 
+class CommandSpec(TypedDict, total=False):
+    """What of a command's request matters after its start, and after a restart of the daemon."""
+
+    kept: int  # bytes of each stream
+    stdin_stream: bool
+    cleanup: str | None  # a path inside that goes with the command
+    pty: bool
+    opens: str  # it is the process of the shell of this name
+    shell: str  # it runs in the shell of this name
+    user: str | None
+    spawned: bool  # its output is passed on and not kept
+
+
+class Conclusion(TypedDict, total=False):
+    """What is known of a command when it ends."""
+
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    oom: bool
+    error_code: str | None
+    duration_ms: int
+    cpu_ms: int
+    max_rss_kb: int
+
+
+class CommandEnd(Conclusion, total=False):
+    """How a command ended, and what of its output there is."""
+
+    status: Ended
+    stdout_bytes: int
+    stderr_bytes: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    blocked: list[Blocked]
+
+
 class NewCommand(TypedDict):
-    """A command that is being started. `spec` is what matters of it after a restart of the daemon."""
+    """A command that is being started."""
 
     id: str
     argv: list[str]
     language: str | None
     background: bool
     body: str
-    spec: Fields
+    spec: CommandSpec
     started_at: float
 
 
@@ -98,9 +158,9 @@ class CommandFacts(TypedDict):
     pid: int | None
     started_at: float
     ended_at: float | None
-    status: Literal["running", "completed", "timed_out", "cancelled", "failed", "lost"]
-    exit: Fields | None
-    spec: Fields
+    status: Status
+    exit: CommandEnd | None
+    spec: CommandSpec
 
 
 class CommandRow(CommandFacts):
@@ -113,7 +173,7 @@ class EventRow(TypedDict):
     owner: str
     at: float
     kind: str
-    data: Fields
+    data: Mapping[str, object]
 
 
 class ApprovalRow(TypedDict):

@@ -14,10 +14,10 @@ import tarfile
 import time
 import zlib
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, BinaryIO, TypedDict
 
 from atoll import errors
 from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
@@ -34,6 +34,20 @@ RATIO = 256  # bytes that one packed byte may become; our own archives of nothin
 FREE = 64 << 20  # bytes for which nobody counts
 WHITEOUT = b".wh."  # begins the name of what a full snapshot's archive says is deleted
 _TYPES = {FILE: tarfile.REGTYPE, DIRECTORY: tarfile.DIRTYPE, SYMLINK: tarfile.SYMTYPE, HARDLINK: tarfile.LNKTYPE}
+
+
+class Metadata(TypedDict):
+    """metadata.json of an archive, with K8E's names."""
+
+    name: str
+    created_at: str
+    session_id: str
+    tenant_id: str
+    size_bytes: int
+    file_count: int
+    image: str
+    full: bool
+    workspace_sha256: str
 
 
 def header(entry: Entry) -> bytes:
@@ -110,13 +124,13 @@ def export(chunks: ChunkStore, head: Head, entries: list[Entry], scratch: Path) 
         inner.unlink(missing_ok=True)
 
 
-def _add(outer: tarfile.TarFile, name: str, data: Any, size: int, mtime: float) -> None:
+def _add(outer: tarfile.TarFile, name: str, data: IO[bytes], size: int, mtime: float) -> None:
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = size, int(mtime), 0o600
     outer.addfile(info, data)
 
 
-def _metadata(head: Head, digest: str) -> dict[str, Any]:
+def _metadata(head: Head, digest: str) -> Metadata:
     return {
         "name": head["name"],
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(head["created_at"])),
@@ -145,7 +159,7 @@ def bring_in(chunks: ChunkStore, archive: Path) -> tuple[Origin, list[Entry]]:
 
 
 def _bring_in(chunks: ChunkStore, file: BinaryIO, inner: Path) -> tuple[Origin, list[Entry]]:
-    metadata: dict[str, Any] | None = None
+    metadata: Mapping[str, object] | None = None
     reader = tar.TarReader(file.read)
     try:
         for member in reader.entries():
@@ -267,7 +281,7 @@ def _sane(seconds: float) -> float:
     return seconds if 0 <= seconds < 1 << 40 else 0.0
 
 
-def _read_metadata(data: bytes) -> dict[str, Any]:
+def _read_metadata(data: bytes) -> Mapping[str, object]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -277,7 +291,7 @@ def _read_metadata(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _origin(metadata: dict[str, Any]) -> Origin:
+def _origin(metadata: Mapping[str, object]) -> Origin:
     """Only text for people is taken over; everything that decides anything is counted anew."""
     text = {key: str(metadata.get(key) or "")[:200] for key in ("session_id", "tenant_id", "image")}
     return {

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.model import CreateFromManifest, ExecSpec, SandboxInfo
+from atoll.model import CreateFromManifest, EntryBegun, ExecSpec, SandboxInfo
 from atoll.model.files import MakeDirectory
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}")
 MODE = re.compile(r"(0o)?[0-7]{1,4}")
 FIELDS = {"file": ({"path", "content"}, {"mode"}), "dir": ({"path"}, set()), "gitRepo": ({"path", "repo"}, {"ref"})}
 
-Item = dict[str, Any] | SandboxInfo
+Item = EntryBegun | SandboxInfo
 
 
 class Step(NamedTuple):

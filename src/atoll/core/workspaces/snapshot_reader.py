@@ -16,6 +16,7 @@ from atoll import errors
 from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
 from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry
 from atoll.guest import Download, GuestClient
+from atoll.guest.wire import Message
 from atoll.images.layers import tar
 
 AT_ONCE = 8  # files read at a time
@@ -76,7 +77,7 @@ class Capture:
         asked what was there: what is not there any more was deleted."""
         top = await self._list(b"/", recursive=False)
         outside = [target.encode("utf-8", "surrogateescape").strip(b"/") for target in mounts]
-        found: list[dict[str, Any]] = []
+        found: list[Message] = []
         for item in top:
             path = _relative(item, b"/")
             if path in ELSEWHERE or _below(path, outside):
@@ -117,7 +118,7 @@ class Capture:
                 if len(self.entries) > MAX_FILES:
                     raise errors.TooLarge(f"a snapshot holds at most {MAX_FILES} files")
 
-    async def _list(self, root: bytes, **options: Any) -> list[dict[str, Any]]:
+    async def _list(self, root: bytes, **options: Any) -> list[Message]:
         fields = {"recursive": True, "limit": MAX_FILES + 1, **options}
         result, events = await self._client.collect("list", timeout=LIST_TIMEOUT, path=as_path(root), **fields)
         if result.get("truncated") is not False:
@@ -125,7 +126,7 @@ class Capture:
         batches = [event["entries"] for event in events if isinstance(event.get("entries"), list)]
         return [item for batch in batches for item in batch if isinstance(item, dict)]
 
-    async def _take(self, root: bytes, found: list[dict[str, Any]], started: float) -> None:
+    async def _take(self, root: bytes, found: list[Message], started: float) -> None:
         """Make entries of a listing; the content of files is read, several at a time, unless it is known."""
         if len(found) > MAX_FILES:
             raise errors.Exhausted(f"a snapshot holds at most {MAX_FILES} files")
@@ -299,7 +300,7 @@ def _batches(work: list[Work]) -> Iterator[list[Work]]:
         yield batch
 
 
-def _entry(path: bytes, item: dict[str, Any]) -> Entry | None:
+def _entry(path: bytes, item: Message) -> Entry | None:
     """A checked entry; None for what is not kept: sockets, pipes, devices."""
     kind = {"file": FILE, "directory": DIRECTORY, "symlink": SYMLINK}.get(str(item.get("type")))
     if kind is None:
@@ -313,7 +314,7 @@ def _entry(path: bytes, item: dict[str, Any]) -> Entry | None:
     )  # fmt: skip
 
 
-def _relative(item: dict[str, Any], root: bytes) -> bytes:
+def _relative(item: Message, root: bytes) -> bytes:
     """The path below the root, in the one form that names one file."""
     path = _bytes(item.get("path"))
     start = root.rstrip(b"/") + b"/"
@@ -340,11 +341,11 @@ def as_path(path: bytes) -> str | bytes:
         return path
 
 
-def _number(item: dict[str, Any], key: str) -> int:
+def _number(item: Message, key: str) -> int:
     value = item.get(key)
     return value if isinstance(value, int) and 0 <= value < 1 << 63 else 0
 
 
-def _time(item: dict[str, Any], key: str) -> float:
+def _time(item: Message, key: str) -> float:
     value = item.get(key)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) and abs(value) < 1 << 40 else 0.0

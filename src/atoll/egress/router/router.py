@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from atoll.egress.router.netlink import Netlink, current_net, enter_net, inside_net, unshare_net, write_sysctl
 from atoll.egress.router.nflog import open_log
@@ -58,6 +58,17 @@ _SYSCTLS: Final = (
 _log = logging.getLogger(__name__)
 
 
+class LinkFields(TypedDict):
+    """A link as the record of its sandbox keeps it."""
+
+    sandbox: str
+    address: str
+    gateway: str
+    ifname: str
+    index: int
+    prefix: int
+
+
 @dataclass(frozen=True, slots=True)
 class Link:
     """One sandbox's way to the router: its address, the gateway (also its DNS server), and the router's interface."""
@@ -74,14 +85,19 @@ class Link:
         """What `/etc/resolv.conf` of the sandbox has to say."""
         return f"nameserver {self.gateway}\noptions timeout:5 attempts:2\n"
 
-    def to_dict(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in self.__dataclass_fields__}
+    def to_dict(self) -> LinkFields:
+        return {
+            "sandbox": self.sandbox,
+            "address": self.address,
+            "gateway": self.gateway,
+            "ifname": self.ifname,
+            "index": self.index,
+            "prefix": self.prefix,
+        }
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Link":
-        return cls(
-            str(data["sandbox"]), str(data["address"]), str(data["gateway"]), str(data["ifname"]), int(data["index"])
-        )
+    def from_dict(cls, data: LinkFields) -> "Link":
+        return cls(data["sandbox"], data["address"], data["gateway"], data["ifname"], data["index"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from atoll.images.image import DEFAULT_PATH
+from atoll.images.image import DEFAULT_PATH, ImageFields
 from atoll.images.layers.tree import OverlayFlavour, remove_tree, sync_tree, write_atomically
 from atoll.images.sources import host_etc, host_mask
 
@@ -59,7 +59,7 @@ class HostImage:
     def usr_lowers(self) -> tuple[Path, ...]:
         return (self.usr_mask, self.usr)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> ImageFields:
         return {
             "name": self.name,
             "digest": self.digest,

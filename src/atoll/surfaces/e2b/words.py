@@ -1,5 +1,6 @@
 """The control plane's requests, and how core's values look in its words."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -113,9 +114,9 @@ def state_of(info: SandboxInfo) -> str:
     return "running" if info.state in ("running", "creating") else "paused"
 
 
-def listed(info: SandboxInfo) -> dict[str, Any]:
+def listed(info: SandboxInfo) -> Mapping[str, object]:
     """Return what a list shows of a sandbox."""
-    limits = {name: limit.get("value") for name, limit in info.limits.items()}
+    limits = {name: limit["value"] for name, limit in info.limits.items()}
     return {
         "templateID": info.labels[TEMPLATE],
         "sandboxID": info.id,
@@ -132,10 +133,10 @@ def listed(info: SandboxInfo) -> dict[str, Any]:
     }
 
 
-def network_shown(info: SandboxInfo, changed: dict[str, Any]) -> dict[str, Any]:
+def network_shown(info: SandboxInfo, changed: Mapping[str, object]) -> Mapping[str, object]:
     """Return the network configuration as it was asked for, without what is not set."""
     text = info.labels.get(NETWORK)
-    asked: dict[str, Any] = msgspec.json.decode(text) if text else {}
+    asked: dict[str, object] = msgspec.json.decode(text) if text else {}
     if changed:
-        asked = {key: asked[key] for key in ("allowPublicTraffic",) if key in asked} | changed
+        asked = {key: asked[key] for key in ("allowPublicTraffic",) if key in asked} | dict(changed)
     return {key: value for key, value in asked.items() if value is not None}

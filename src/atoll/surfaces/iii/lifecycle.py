@@ -361,7 +361,7 @@ async def listed(door: Door, request: r.Nothing) -> r.Sandboxes:
                 created_at=int(info.created_at),
                 last_exec_at=None if last is None else int(last),
                 cpus=info.limits["cpus"]["value"],
-                memory_mb=info.limits["memory_mb"]["value"],
+                memory_mb=int(info.limits["memory_mb"]["value"]),
                 network=info.policy.get("network") == "hosts",
                 idle_timeout_secs=int(info.idle_timeout_s or 0),
                 idle_secs=0 if flights else max(0, int(now - info.last_active)),

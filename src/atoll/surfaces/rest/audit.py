@@ -1,8 +1,7 @@
 """REST routes for the audit log. A key sees its own records; the local user and admins see all and may verify."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
 
 from atoll.core.access.credentials import may
 from atoll.server import frames
@@ -31,7 +30,7 @@ async def audit(rest: Rest, exchange: Exchange) -> None:
     await exchange.answer({"records": found[-limit:], "truncated": len(found) > limit})
 
 
-async def _follow(rest: Rest, sandbox: str, who: str, after: int) -> AsyncIterator[dict[str, Any]]:
+async def _follow(rest: Rest, sandbox: str, who: str, after: int) -> AsyncIterator[Mapping[str, object]]:
     log = rest.core.audit
     yield {"following": True}
     while True:

@@ -9,7 +9,6 @@ import errno
 import struct
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
 
 from atoll.backends.local.kernel import seccomp
 from atoll.backends.local.kernel.syscalls import AUDIT_ARCHITECTURES, machine_name, numbers
@@ -92,9 +91,9 @@ def of_profile(name: str) -> bytes:
     return b"".join(struct.pack("=HBBI", *step) for step in steps)
 
 
-def _rules(rules: Iterable[dict[str, Any]]) -> dict[int, Code]:
+def _rules(rules: Iterable[seccomp.Rule]) -> dict[int, Code]:
     """By number. Only what our profiles have is understood; anything else is an error, never a rule left out."""
-    known, plain, judged = numbers(), {}, dict[str, list[dict[str, Any]]]()
+    known, plain, judged = numbers(), {}, dict[str, list[seccomp.Argument]]()
     for rule in rules:
         if unknown := rule.keys() - {"names", "action", "args", "errnoRet"}:
             raise Unsupported(f"a rule with {', '.join(sorted(unknown))}")
@@ -111,7 +110,7 @@ def _rules(rules: Iterable[dict[str, Any]]) -> dict[int, Code]:
     return plain
 
 
-def _judge(call: str, arguments: list[dict[str, Any]]) -> Code:
+def _judge(call: str, arguments: list[seccomp.Argument]) -> Code:
     """One of some values, or none of some bits, of the first argument."""
     _require(all(argument["index"] == 0 for argument in arguments), call)
     if all(argument["op"] == "SCMP_CMP_EQ" for argument in arguments):

@@ -12,7 +12,7 @@ import errno
 import os
 import platform
 from functools import cache
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from atoll.errors import Unsupported
 
@@ -104,14 +104,36 @@ def allowed(name: str) -> set[str]:
     return every - set(_WITHOUT[name].split())
 
 
+class Argument(TypedDict):
+    index: int
+    value: int
+    op: str
+    valueTwo: NotRequired[int]
+
+
+class Rule(TypedDict):
+    names: list[str]
+    action: str
+    errnoRet: NotRequired[int]
+    args: NotRequired[list[Argument]]
+
+
+class Profile(TypedDict):
+    """`linux.seccomp` of an OCI configuration."""
+
+    defaultAction: str
+    defaultErrnoRet: int
+    architectures: list[str]
+    syscalls: list[Rule]
+
+
 @cache
-def profile(name: str = "default") -> dict[str, Any]:
-    """As `linux.seccomp` of an OCI configuration."""
+def profile(name: str = "default") -> Profile:
     machine = platform.machine()
     if machine not in _ARCHITECTURES:
         raise Unsupported(f"no seccomp profile for {machine}")
     plain = sorted(allowed(name))
-    absent = {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
+    absent: Rule = {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
@@ -128,10 +150,10 @@ def profile(name: str = "default") -> dict[str, Any]:
     }
 
 
-def _when(name: str, arguments: list[dict[str, Any]]) -> dict[str, Any]:
+def _when(name: str, arguments: list[Argument]) -> Rule:
     return {"names": [name], "action": "SCMP_ACT_ALLOW", "args": arguments}
 
 
-def _argument(index: int, value: int, comparison: str, masked: int | None = None) -> dict[str, Any]:
-    argument: dict[str, Any] = {"index": index, "value": value, "op": comparison}
+def _argument(index: int, value: int, comparison: str, masked: int | None = None) -> Argument:
+    argument: Argument = {"index": index, "value": value, "op": comparison}
     return argument if masked is None else {**argument, "valueTwo": masked}

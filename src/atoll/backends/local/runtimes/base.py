@@ -5,14 +5,14 @@ Everything that differs between runtimes is in the class of each. The rest of th
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from atoll.backends.contract import Capabilities
 from atoll.backends.local import binaries
 
 if TYPE_CHECKING:
     from atoll.backends.local.assembly import Assembly
-    from atoll.backends.local.box import LocalBox
+    from atoll.backends.local.box import LocalBox, LocalRecord
     from atoll.backends.local.kernel.cgroups import Group
     from atoll.backends.local.kernel.children import Watched
     from atoll.backends.local.paths import Paths
@@ -76,7 +76,7 @@ class Runtime:
         """Whether people are told that this engine was tried in vain before another one that works."""
         return False
 
-    def adopt(self, record: dict[str, Any], paths: "Paths", group: "Group", init: "Watched") -> "LocalBox":
+    def adopt(self, record: "LocalRecord", paths: "Paths", group: "Group", init: "Watched") -> "LocalBox":
         """A sandbox that a daemon before us has made."""
         return self.box(record, paths, group, init, self.capabilities)
 

@@ -9,15 +9,14 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import atoll
 from atoll.backends.local import binaries, bundle
-from atoll.backends.local.assembly import Assembly, passable
+from atoll.backends.local.assembly import Assembly, Boot, passable
 from atoll.backends.local.box import SOCKET, LocalBox
 from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
-from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Launcher
+from atoll.backends.local.launch import NET_NS_FD, USER_NS_FD, Bind, EngineOrder, Launcher
 from atoll.backends.local.runtimes import direct
 from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
 from atoll.backends.local.seen import Seen
@@ -32,12 +31,12 @@ class OutsideAssembly(Assembly):
 
     box = LocalBox
 
-    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[Bind]) -> None:
         user_ns, net_ns = self._namespaces(launcher)
         (self.run / "config.json").write_bytes(self._config(stage, base, user_ns, net_ns))
         passable(self.paths.engine / self.engine.name)
 
-    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+    def order(self, stage: str, descriptors: int) -> EngineOrder:
         run = self.run
         return {
             "argv": [
@@ -59,7 +58,7 @@ class OutsideAssembly(Assembly):
             listener.close()
             os.close(directory)
 
-    def boot(self) -> dict[str, Any]:
+    def boot(self) -> Boot:
         return {"listen_fd": HANDED_FD, "cpus": self._seen.cpus}
 
     def filter(self) -> str | None:
@@ -102,13 +101,13 @@ class ContainerAssembly(OutsideAssembly):
     def _direct(self) -> bool:
         return self.engine.name == DIRECT
 
-    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[Bind]) -> None:
         if not self._direct:
             super().write_bundle(stage, launcher, base, binds)
             return
         self._direct_config = self._config(stage, base, direct.USER_NS, direct.NET_NS)
 
-    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+    def order(self, stage: str, descriptors: int) -> EngineOrder:
         if not self._direct:
             return super().order(stage, descriptors)
         # The file for the process id is the last of the descriptors.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from atoll.backends.contract import Capabilities
 from atoll.backends.local.assembly import Assembly, passable
-from atoll.backends.local.box import LocalBox
+from atoll.backends.local.box import LocalBox, LocalRecord
 from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
@@ -28,11 +28,11 @@ _SIGNALS = 128
 class DialledBox(LocalBox):
     """Held by the pidfd of its keeper, the first process of the sandbox's pid namespace."""
 
-    file_server: ClassVar[str]  # the record's name for the process that serves its files
+    file_server: ClassVar[Literal["gofer", "files"]]  # the record's name for the process that serves its files
 
     def __init__(
         self,
-        record: dict[str, Any],
+        record: LocalRecord,
         paths: Paths,
         group: Group,
         init: Watched,
@@ -110,10 +110,11 @@ class DialledAssembly(Assembly):
         """Whether this is the command line of the file server."""
         raise NotImplementedError
 
-    def noted(self, init: Watched) -> dict[str, Any]:
-        return {"agent_first": True, self.box.file_server: self._find_file_server(init.pid)}
+    def note(self, record: LocalRecord, init: Watched) -> None:
+        record["agent_first"] = True
+        record[self.box.file_server] = self._find_file_server(init.pid)
 
-    def living(self, record: dict[str, Any], group: Group, init: Watched) -> LocalBox:
+    def living(self, record: LocalRecord, group: Group, init: Watched) -> LocalBox:
         return self.box(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
 
     def _find_file_server(self, keeper: int) -> int | None:

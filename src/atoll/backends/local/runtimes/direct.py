@@ -4,8 +4,8 @@ What the launcher does with it is at the top of `launcher/src/direct.rs`. It ref
 and another engine is taken.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import TOP, Groups
@@ -16,7 +16,7 @@ USER_NS, NET_NS = "/proc/self/fd/4", "/proc/self/fd/5"  # how the configuration 
 _FURTHER = ("devices", "name=systemd")
 
 
-def order(config: bytes, filter: str, pid_file: int) -> dict[str, Any]:
+def order(config: bytes, filter: str, pid_file: int) -> Mapping[str, object]:
     """`pid_file`: which of the descriptors sent along is the file for the process id."""
     return {"config": config.decode(), "filter": filters.of_profile(filter).hex(), "pid_file": pid_file}
 

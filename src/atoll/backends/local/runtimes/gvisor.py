@@ -11,12 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from atoll.backends.contract import Limits
 from atoll.backends.local import bundle
+from atoll.backends.local.assembly import Boot
 from atoll.backends.local.kernel.cgroups import Group
-from atoll.backends.local.launch import Launcher
+from atoll.backends.local.launch import Bind, EngineOrder, Launcher
 from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
 from atoll.backends.local.runtimes.dialled import DIAL_TARGET, DialledAssembly, DialledBox
 from atoll.backends.local.runtimes.dialled_channel import SOCKET
@@ -73,7 +73,7 @@ class GvisorAssembly(DialledAssembly):
         files = [partial(os.open, path, flags) for path in watched]
         return [self.dial(), *zip(MEMORY_TARGETS, files, strict=False)]
 
-    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[Bind]) -> None:
         spec = self.spec
         self.open_door()
         shared = [(bind["target"], bind["read_only"]) for bind in binds]
@@ -88,7 +88,7 @@ class GvisorAssembly(DialledAssembly):
             shm_mb=spec.limits.shm_mb,
         )
 
-    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+    def order(self, stage: str, descriptors: int) -> EngineOrder:
         seen = Seen.all_of(self.spec.limits).to_json()
         return {"inside": self._config, "argv": self._argv(stage), "seen": seen}
 
@@ -104,7 +104,7 @@ class GvisorAssembly(DialledAssembly):
             *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", self.spec.id),
         ]
 
-    def boot(self) -> dict[str, Any]:
+    def boot(self) -> Boot:
         memory = memory_limit(self.spec.limits) if self._watches else None
         return {"dial": f"{DIAL_TARGET}/{SOCKET}", "memory": memory}
 

@@ -12,13 +12,13 @@ import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from atoll.backends.contract import Capabilities, Limits
 from atoll.backends.local import binaries, bundle
+from atoll.backends.local.assembly import Boot
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Watched
-from atoll.backends.local.launch import Launcher, boot_log
+from atoll.backends.local.launch import Bind, EngineOrder, Launcher, boot_log
 from atoll.backends.local.runtimes import microvm_boot
 from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.backends.local.runtimes.dialled import DIAL_TARGET, DialledAssembly, DialledBox
@@ -71,10 +71,10 @@ class MicrovmAssembly(DialledAssembly):
         kernel, start = (partial(os.open, path, flags) for path in (runtime.kernel.image, archive))
         return [self.dial(), (KERNEL_TARGET, kernel), (ARCHIVE_TARGET, start)]
 
-    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[dict[str, Any]]) -> None:
+    def write_bundle(self, stage: str, launcher: Launcher, base: int, binds: list[Bind]) -> None:
         self.open_door()
 
-    def order(self, stage: str, descriptors: int) -> dict[str, Any]:
+    def order(self, stage: str, descriptors: int) -> EngineOrder:
         runtime = self.engine.runtime
         assert isinstance(runtime, Microvm) and runtime.file_server is not None
         machine = shlex.join(self._machine(stage))
@@ -105,7 +105,7 @@ class MicrovmAssembly(DialledAssembly):
             *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
         ]
 
-    async def _start(self, launcher: Launcher, base: int, binds: list[dict[str, Any]], group: Group) -> None:
+    async def _start(self, launcher: Launcher, base: int, binds: list[Bind], group: Group) -> None:
         """The machine boots for longer than an agent usually takes to answer."""
         await super()._start(launcher, base, binds, group)
         assert self._door is not None
@@ -123,7 +123,7 @@ class MicrovmAssembly(DialledAssembly):
         if not done:
             raise Unavailable("the virtual machine did not boot in time")
 
-    def boot(self) -> dict[str, Any]:
+    def boot(self) -> Boot:
         return {"dial": AGENT_DIALS}
 
     def is_file_server(self, words: bytes) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.backends.contract import BoxSpec, Limits, RuntimeStatus
+from atoll.backends.contract import BoxSpec, Limits, Record, RuntimeStatus
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import Paths, new_id
@@ -37,7 +37,7 @@ ROUNDS, AT_ONCE = 3, 4  # of programs that wait: some builds of gVisor crash at 
 MOST_DOUBTS = 5  # a daemon's; what crashes on purpose must not keep it probing
 
 Create = Callable[[BoxSpec, Engine], Awaitable[LocalBox]]
-Destroy = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
+Destroy = Callable[[Record], Coroutine[Any, Any, None]]
 
 
 class Probes:
@@ -164,12 +164,12 @@ class Probes:
         entry = {"key": key, "works": status.works, "why": status.why, "version": status.version}
         self._write({**self._read(), name: entry})
 
-    def _write(self, entries: dict[str, Any]) -> None:
+    def _write(self, entries: Mapping[str, object]) -> None:
         half = self._paths.probes.with_suffix(f".{os.getpid()}")
         half.write_text(json.dumps(entries, indent=1))
         half.rename(self._paths.probes)
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Mapping[str, object]:
         with suppress(OSError, ValueError):
             value = json.loads(self._paths.probes.read_text())
             if isinstance(value, dict):

@@ -5,6 +5,7 @@ taken of, as long as atoll remembers that one.
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from atoll import errors, model
@@ -54,7 +55,7 @@ async def restore(app: Served, exchange: Exchange) -> None:
     request = await app.body(exchange, bodies.Restore)
     found = await _find(app, exchange)
     origin = _origin(app, exchange.who, found)
-    was = origin["spec"] if origin is not None else {}
+    was: Mapping[str, object] = origin["spec"] if origin is not None else {}
     name = request.as_name or f"{(origin['name'] if origin is not None else '') or found.name}-restored"
     kept = {key: was[key] for key in _KEPT if key in was}
     spec = model.convert(CreateSandbox, {**kept, "name": words.sandbox_name(name), "persistent": True})

@@ -1,6 +1,6 @@
 """From the contract's network configuration to atoll's list of hosts, and changing it."""
 
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -54,7 +54,9 @@ async def change_network(app: Served, exchange: Exchange) -> None:
     )
     hosts = hosts_of(config, asked.allow_internet_access)
     await app.core.hosts.change(exchange.who, info.id, ChangeHosts(hosts=hosts))
-    shown: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(config).items() if value is not None}
+    shown: Mapping[str, object] = {
+        key: value for key, value in msgspec.to_builtins(config).items() if value is not None
+    }
     noted = {"network": shown, "internet": asked.allow_internet_access}
     await app.core.notes.change(exchange.who, info.id, NOTES, noted)
     await nothing(exchange)

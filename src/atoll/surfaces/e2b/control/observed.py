@@ -1,6 +1,6 @@
 """What sandboxes use and what happened in them."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from atoll import errors
 from atoll.model import Metric
@@ -14,7 +14,7 @@ MOST_LOGS = 1000
 MOST_AT_ONCE = 100
 
 
-def shown(metric: Metric) -> dict[str, Any]:
+def shown(metric: Metric) -> Mapping[str, object]:
     return {
         "timestamp": words.moment(metric.at),
         "timestampUnix": int(metric.at),
@@ -79,10 +79,10 @@ async def logs_of_now(app: Served, exchange: Exchange) -> None:
     await exchange.answer({"logs": [_entry(*one) for one in found]})
 
 
-async def _entries(app: Served, exchange: Exchange) -> list[tuple[float, str, dict[str, Any]]]:
+async def _entries(app: Served, exchange: Exchange) -> list[tuple[float, str, Mapping[str, object]]]:
     """Return the sandbox's events, the oldest first: when, a line, and its fields."""
     info = await known(app, exchange)
-    found = []
+    found: list[tuple[float, str, Mapping[str, object]]] = []
     for event in app.core.history.events(exchange.who.owner, info.id, MOST_LOGS, None):
         fields = {key: value for key, value in event.items() if key not in ("seq", "sandbox_id", "at", "kind")}
         line = " ".join([event["kind"], *(f"{key}={value}" for key, value in fields.items())])
@@ -90,6 +90,6 @@ async def _entries(app: Served, exchange: Exchange) -> list[tuple[float, str, di
     return found
 
 
-def _entry(at: float, line: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _entry(at: float, line: str, fields: Mapping[str, object]) -> Mapping[str, object]:
     texts = {key: str(value)[:1024] for key, value in fields.items()}
     return {"timestamp": words.moment(at), "message": line, "level": "info", "fields": texts}

@@ -3,7 +3,7 @@
 import hashlib
 import re
 import time
-from typing import Any
+from collections.abc import Mapping
 
 import msgspec
 
@@ -125,7 +125,7 @@ async def _snapshot_of(app: Served, exchange: Exchange, template: str) -> str | 
     return name
 
 
-def sandbox(app: Served, info: SandboxInfo) -> dict[str, Any]:
+def sandbox(app: Served, info: SandboxInfo) -> Mapping[str, object]:
     """Return a sandbox as create, connect and resume answer it."""
     return {
         "templateID": info.labels[words.TEMPLATE],
@@ -142,9 +142,10 @@ def sandbox(app: Served, info: SandboxInfo) -> dict[str, Any]:
 async def get(app: Served, exchange: Exchange) -> None:
     info = await known(app, exchange)
     noted = await app.core.notes.get(exchange.who, info.id, NOTES)
-    shown = words.network_shown(info, noted.get("network") or {})
+    changed = noted.get("network")
+    shown = words.network_shown(info, changed if isinstance(changed, dict) else {})
     pauses = words.ON_TIMEOUT in info.labels
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         **words.listed(info),
         "envdAccessToken": app.tokens.make("envd", info.id),
         "domain": app.settings.domain,
