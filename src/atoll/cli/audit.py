@@ -12,6 +12,7 @@ from .session import open_link, reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from .grammar import Arguments
@@ -61,7 +62,7 @@ def verify(arguments: Arguments) -> int:
     return 0 if wire["ok"] else 1
 
 
-def _print(record: dict[str, Any], as_json: bool) -> None:
+def _print(record: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(record)
         return

@@ -16,13 +16,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from .doctor_machine import Check
     from .grammar import Arguments
 
 NAMES = ("atoll", "k8e-sandbox-cli", "k8e-sandbox", "k8e")
 SKILL, DSH = "skill files", "dsh skill"
 
 
-def connection_checks(arguments: Arguments) -> tuple[list[dict[str, Any]], bool]:
+def connection_checks(arguments: Arguments) -> tuple[list[Check], bool]:
     """The checks, and whether the daemon is the local one, so that this machine matters too."""
     found = next((path for path in map(shutil.which, NAMES) if path), "")
     fix = "atoll alias install k8e-sandbox-cli ~/.local/bin"
@@ -40,7 +41,7 @@ def connection_checks(arguments: Arguments) -> tuple[list[dict[str, Any]], bool]
     return [*checks, *_skills()], choice.is_local
 
 
-def repair(checks: list[dict[str, Any]], *, really: bool) -> int:
+def repair(checks: list[Check], *, really: bool) -> int:
     """If really asked to, repair what can be repaired from here; how many were. A repair that fails is said and is a problem."""
     fixed = 0
     for one in checks:
@@ -52,13 +53,13 @@ def repair(checks: list[dict[str, Any]], *, really: bool) -> int:
         if failed:
             one["detail"] = f"repair failed: {'; '.join(failed)}"
             continue
-        one.update(ok=True, detail="repaired: " + ", ".join(targets))
+        one["ok"], one["detail"] = True, "repaired: " + ", ".join(targets)
         one.pop("fix", None)
         fixed += 1
     return fixed
 
 
-def _certificates(choice: Choice) -> dict[str, Any]:
+def _certificates(choice: Choice) -> Check:
     def path(name: str) -> str:
         return os.path.join(choice.cert_dir, name)
 
@@ -85,7 +86,7 @@ def _certificates(choice: Choice) -> dict[str, Any]:
     return check("certificates", True, f"valid for {left:.0f} days")
 
 
-def _gateway(arguments: Arguments) -> dict[str, Any]:
+def _gateway(arguments: Arguments) -> Check:
     try:
         link = open_chosen(arguments, False)
         health = link.call(calls.get("/v1/health"))
@@ -95,7 +96,7 @@ def _gateway(arguments: Arguments) -> dict[str, Any]:
     return check("gateway", True, f"answers, atoll {health.get('version')}")
 
 
-def _skills() -> list[dict[str, Any]]:
+def _skills() -> list[Check]:
     """Missing skill files are a problem where `connect` put them once, otherwise a note."""
     from ..skill.targets import FALLBACK, present
 
@@ -112,7 +113,7 @@ def _skills() -> list[dict[str, Any]]:
     return checks
 
 
-def _skill(name: str, targets: list[str], *, optional: bool) -> dict[str, Any]:
+def _skill(name: str, targets: list[str], *, optional: bool) -> Check:
     from ..skill.targets import K8E, skill_directories
 
     directories = {folder: target for target in targets for folder in skill_directories(target, _place())}

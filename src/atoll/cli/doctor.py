@@ -13,8 +13,9 @@ from .session import open_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
+    from .doctor_machine import Check
     from .grammar import Arguments
 
 
@@ -47,11 +48,11 @@ def sandbox_doctor(arguments: Arguments) -> int:
     return 1 if problems else 0
 
 
-def _count(checks: list[dict[str, Any]]) -> int:
+def _count(checks: list[Check]) -> int:
     return sum(1 for check in checks if not check["ok"] and not check.get("optional"))
 
 
-def _tell_all(checks: list[dict[str, Any]], problems: int) -> None:
+def _tell_all(checks: list[Check], problems: int) -> None:
     from .tables import coloured
 
     for row in checks:
@@ -63,7 +64,7 @@ def _tell_all(checks: list[dict[str, Any]], problems: int) -> None:
     tell("\nEverything needed works." if not problems else f"\n{problems} problem(s).")
 
 
-def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
+def _through_daemon(arguments: Arguments) -> list[Check]:
     try:
         link = open_link(arguments)
         health = link.call(calls.get("/v1/health"))
@@ -88,7 +89,7 @@ def _through_daemon(arguments: Arguments) -> list[dict[str, Any]]:
     return checks
 
 
-def _floor_fix(item: dict[str, Any]) -> str:
+def _floor_fix(item: Mapping[str, object]) -> str:
     from ..backends.local.runtimes.version_floor import judge
 
     found = judge(str(item.get("engine", "")).partition("-")[0], str(item.get("version", "")))

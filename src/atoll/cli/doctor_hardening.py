@@ -9,7 +9,7 @@ from .doctor_machine import Machine, check, version
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from .doctor_machine import Check
 
 _CPU = "/sys/devices/system/cpu"
 _MONITORS = (
@@ -18,12 +18,12 @@ _MONITORS = (
 )  # engines that other parts of atoll's world may bring; judged when they are there
 
 
-def hardening_checks(machine: Machine) -> list[dict[str, Any]]:
+def hardening_checks(machine: Machine) -> list[Check]:
     checks = [merging(machine), swap(machine), threads(machine), mitigations(machine)]
     return checks + [found for found in (kernel_floor(machine), *monitor_floors(machine)) if found]
 
 
-def merging(machine: Machine) -> dict[str, Any]:
+def merging(machine: Machine) -> Check:
     """Who writes to a page that was merged notices by the time it takes that another sandbox has the same."""
     running = machine.read("/sys/kernel/mm/ksm/run") == "1"
     detail = "equal memory of different sandboxes may be merged (KSM), and merging can be timed" if running else "off"
@@ -31,7 +31,7 @@ def merging(machine: Machine) -> dict[str, Any]:
     return check("memory merging", not running, detail, fix, optional=True)
 
 
-def swap(machine: Machine) -> dict[str, Any]:
+def swap(machine: Machine) -> Check:
     """What was in a sandbox's memory may lie on a disk long after it has ended; encrypted or in memory it does not."""
     plain = []
     for line in (machine.read("/proc/swaps") or "").splitlines()[1:]:
@@ -51,14 +51,14 @@ def _keeps_secrets(machine: Machine, device: str) -> bool:
     return name.startswith("zram") or (machine.read(f"/sys/block/{name}/dm/uuid") or "").startswith("CRYPT-")
 
 
-def threads(machine: Machine) -> dict[str, Any]:
+def threads(machine: Machine) -> Check:
     active = machine.read(f"{_CPU}/smt/active") == "1"
     detail = "two sandboxes may run on the two threads of one core and watch each other (SMT)" if active else "off"
     fix = f"echo off > {_CPU}/smt/control" if machine.uid == 0 else f"echo off | sudo tee {_CPU}/smt/control"
     return check("core sharing", not active, detail, fix, optional=True)
 
 
-def mitigations(machine: Machine) -> dict[str, Any]:
+def mitigations(machine: Machine) -> Check:
     """The kernel's own opinion of the processor."""
     words = (machine.read("/proc/cmdline") or "").split()
     name, place = "processor", f"{_CPU}/vulnerabilities"
@@ -80,15 +80,15 @@ def mitigations(machine: Machine) -> dict[str, Any]:
     return check(name, not parts, detail, fix, optional=True)
 
 
-def kernel_floor(machine: Machine) -> dict[str, Any] | None:
+def kernel_floor(machine: Machine) -> Check | None:
     return _floor("linux", machine.release)
 
 
-def monitor_floors(machine: Machine) -> list[dict[str, Any] | None]:
+def monitor_floors(machine: Machine) -> list[Check | None]:
     return [_floor(name, version(name)) for name in _MONITORS if machine.root == "/"]
 
 
-def _floor(program: str, found: str) -> dict[str, Any] | None:
+def _floor(program: str, found: str) -> Check | None:
     from ..backends.local.runtimes.version_floor import judge
 
     below = judge(program, found)

@@ -12,7 +12,18 @@ import subprocess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import NotRequired, TypedDict
+
+    class Check(TypedDict):
+        """What was looked at. `fix` is what to do about it, `optional`: sandboxes work without it."""
+
+        name: str
+        ok: bool
+        detail: str
+        fix: NotRequired[str]
+        optional: NotRequired[bool]
+        _repair: NotRequired[list[str]]  # the agents whose skill files are missing
+
 
 LOW_DISK = 2 * 1024**3
 OLDEST_KERNEL = (5, 12)  # idmapped mounts
@@ -63,8 +74,8 @@ class Machine:
         return command if self.uid == 0 else f"sudo {command}"
 
 
-def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": name, "ok": ok, "detail": detail}
+def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> Check:
+    found: Check = {"name": name, "ok": ok, "detail": detail}
     if fix and not ok:
         found["fix"] = fix
     if optional:
@@ -72,7 +83,7 @@ def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = F
     return found
 
 
-def machine_checks(machine: Machine) -> list[dict[str, Any]]:
+def machine_checks(machine: Machine) -> list[Check]:
     from .doctor_hardening import hardening_checks
 
     checks = [kernel(machine), cgroups(machine), user_namespaces(machine)]
@@ -81,12 +92,12 @@ def machine_checks(machine: Machine) -> list[dict[str, Any]]:
     return [*checks, *programs(machine), firewall(machine), disk(), *hardening_checks(machine)]
 
 
-def kernel(machine: Machine) -> dict[str, Any]:
+def kernel(machine: Machine) -> Check:
     numbers = tuple(int(part) for part in machine.release.split("-")[0].split(".")[:2] if part.isdigit())
     return check("kernel", numbers >= OLDEST_KERNEL, f"Linux {machine.release}", "use a kernel of 5.12 or newer")
 
 
-def cgroups(machine: Machine) -> dict[str, Any]:
+def cgroups(machine: Machine) -> Check:
     if machine.exists("/sys/fs/cgroup/cgroup.controllers"):
         return check("cgroups", True, "v2")
     found = [name for name in ("memory", "pids", "cpu") if machine.exists(f"/sys/fs/cgroup/{name}")]
@@ -95,7 +106,7 @@ def cgroups(machine: Machine) -> dict[str, Any]:
     return check("cgroups", len(found) == 3, f"v1{hybrid}: {', '.join(found) or 'no controllers'}", fix)
 
 
-def delegation(machine: Machine) -> dict[str, Any]:
+def delegation(machine: Machine) -> Check:
     """Which limits an ordinary user's sandboxes have: by the daemon that runs, else by the group we are in, from which one is started."""
     from pathlib import Path
 
@@ -119,7 +130,7 @@ def delegation(machine: Machine) -> dict[str, Any]:
     return check("delegation", False, detail, fix, optional=True)
 
 
-def user_namespaces(machine: Machine) -> dict[str, Any]:
+def user_namespaces(machine: Machine) -> Check:
     name = "user namespaces"
     if machine.read("/proc/sys/user/max_user_namespaces") == "0":
         return check(name, False, "switched off", machine.sudo("sysctl -w user.max_user_namespaces=15000"))
@@ -133,7 +144,7 @@ def user_namespaces(machine: Machine) -> dict[str, Any]:
     return check(name, True, "allowed for ordinary users")
 
 
-def id_ranges(machine: Machine) -> dict[str, Any]:
+def id_ranges(machine: Machine) -> Check:
     """Without them there is one id inside: root. Programs that want another user then fail."""
     less = "sandboxes work with one id, so that nothing inside can become another user"
     missing = [program for program in ("newuidmap", "newgidmap") if not machine.program(program)]
@@ -149,7 +160,7 @@ def id_ranges(machine: Machine) -> dict[str, Any]:
     return check("id ranges", True, "newuidmap, newgidmap and subordinate ids", optional=True)
 
 
-def programs(machine: Machine) -> list[dict[str, Any]]:
+def programs(machine: Machine) -> list[Check]:
     """The engines of each runtime, those that a machine needs first."""
     from ..backends import registry
 
@@ -177,14 +188,14 @@ def version(program: str) -> str:
     return words[-1] if words else ""
 
 
-def firewall(machine: Machine) -> dict[str, Any]:
+def firewall(machine: Machine) -> Check:
     found = machine.program("nft")
     modules = machine.exists("/proc/net/netfilter") or machine.exists("/proc/sys/net/netfilter")
     detail = "nft" if found else "nft is missing; sandboxes have no network, the rest works"
     return check("nftables", bool(found) and modules, detail, machine.sudo(f"{INSTALL} nftables"), optional=True)
 
 
-def disk() -> dict[str, Any]:
+def disk() -> Check:
     from ..client.spawn import home_directory
 
     home = home_directory()

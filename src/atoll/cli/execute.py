@@ -15,8 +15,10 @@ from .session import open_link, reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
+    from ..client.wire import CommandWire
     from .grammar import Arguments
 
 PIECE = 65_536
@@ -43,7 +45,7 @@ def execute(arguments: Arguments) -> int:
     return _through_pipes(link, ref, argv, options, arguments)
 
 
-def _through_pipes(link: Link, ref: str, argv: list[str], options: dict[str, Any], arguments: Arguments) -> int:
+def _through_pipes(link: Link, ref: str, argv: list[str], options: Mapping[str, Any], arguments: Arguments) -> int:
     call = calls.start(ref, argv, frames=True, stdin_stream=bool(arguments.interactive), **options)
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
     interrupts = Interrupts(link, str(call.command_id))
@@ -110,7 +112,7 @@ class Interrupts:
             say("atoll: passed on to the program; Ctrl-C again ends it")
 
 
-def exit_code(wire: dict[str, Any]) -> int:
+def exit_code(wire: CommandWire) -> int:
     result = ExecResult(wire)
     if result.timed_out:
         say("atoll: timed out")

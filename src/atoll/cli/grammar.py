@@ -8,7 +8,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    Values: TypeAlias = dict[str, Any]  # of flags, each as its kind reads it
 
 
 _EXAMPLES = {"MB": "512", "SECONDS": "60", "PORT": "8000", "BYTES": "65536", "TIME": "1700000000", "N": "10",
@@ -117,7 +119,7 @@ class Verb:
 class Arguments:
     """The values read: flags as attributes (None when not given and without default), positionals in `rest`."""
 
-    def __init__(self, rest: list[str], values: dict[str, Any], verb: str = "") -> None:
+    def __init__(self, rest: list[str], values: Values, verb: str = "") -> None:
         self.rest = rest
         self.values = values
         self.verb = verb
@@ -133,7 +135,7 @@ def parse(verb: Verb, words: Sequence[str], shared: Sequence[Flag] = ()) -> Argu
     """Read the words after the verb's name."""
     flags = {flag.name: flag for flag in (*shared, *verb.flags)}
     shorts = {flag.short: flag for flag in flags.values() if flag.short}
-    values: dict[str, Any] = {flag.key: [] if flag.repeat else flag.default for flag in flags.values()}
+    values: Values = {flag.key: [] if flag.repeat else flag.default for flag in flags.values()}
     rest: list[str] = []
     queue = list(words)
     while queue:
@@ -180,7 +182,7 @@ def _is_number(word: str) -> bool:
     return word.lstrip("-").replace(".", "", 1).isdigit()
 
 
-def _set(values: dict[str, Any], flag: Flag, inline: str | None, queue: list[str]) -> None:
+def _set(values: Values, flag: Flag, inline: str | None, queue: list[str]) -> None:
     if flag.kind == "optional":
         values[flag.key] = inline or ""
         return
@@ -200,7 +202,7 @@ def _set(values: dict[str, Any], flag: Flag, inline: str | None, queue: list[str
         values[flag.key] = read
 
 
-def _set_shorts(values: dict[str, Any], shorts: dict[str, Flag], letters: str, queue: list[str], verb: Verb) -> None:
+def _set_shorts(values: Values, shorts: dict[str, Flag], letters: str, queue: list[str], verb: Verb) -> None:
     """`-it` is `-i -t`; a letter that needs a value takes the rest of the word or the next one."""
     for place, letter in enumerate(letters):
         flag = shorts.get(letter)

@@ -14,7 +14,7 @@ from .session import open_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
     from .grammar import Arguments
 
@@ -29,7 +29,7 @@ def build(arguments: Arguments) -> int:
     return _watch(arguments, "/v1/images/build", {"name": arguments.rest[0], "debian": arguments.debian})
 
 
-def _watch(arguments: Arguments, target: str, fields: dict[str, Any]) -> int:
+def _watch(arguments: Arguments, target: str, fields: Mapping[str, object]) -> int:
     """A bar on a terminal, a line per stage elsewhere; the image at the end."""
     from ..images.progress import Progress, TerminalBar
 

@@ -14,15 +14,16 @@ from .tables import for_people, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
+    from ..client.wire import KeyWire
     from .grammar import Arguments
 
 MAX_IMPORT = 4 * 1024 * 1024
 
 
 def create(arguments: Arguments) -> int:
-    fields: dict[str, Any] = {"name": arguments.rest[0], "ttl": arguments.ttl, "quotas": dict(_quotas(arguments))}
+    fields: dict[str, object] = {"name": arguments.rest[0], "ttl": arguments.ttl, "quotas": dict(_quotas(arguments))}
     if arguments.scopes:
         fields["scopes"] = arguments.scopes
     link = open_link(arguments)
@@ -94,7 +95,7 @@ def _quotas(arguments: Arguments) -> list[tuple[str, float]]:
         raise InvalidArgument("--quota needs NAME=NUMBER") from None
 
 
-def _listed(key: dict[str, Any]) -> dict[str, Any]:
+def _listed(key: KeyWire) -> Mapping[str, object]:
     found = {"name": key["name"], "expired": key["expired"], "created_at": _instant(key["created_at"])}
     if key["expires_at"] is not None:
         found.update(expires_at=_instant(key["expires_at"]), ttl_days=key["ttl_days"])
@@ -109,11 +110,11 @@ def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
-def _ends(key: dict[str, Any]) -> str:
+def _ends(key: KeyWire) -> str:
     if key["expires_at"] is None:
         return "never"
     return f"{_day(key['expires_at'])}{' (expired)' if key['expired'] else ''}"
 
 
-def _limits(key: dict[str, Any]) -> str:
+def _limits(key: KeyWire) -> str:
     return " ".join(f"{name}={value:g}" for name, value in key["quotas"].items()) or "-"

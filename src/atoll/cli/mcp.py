@@ -20,6 +20,7 @@ from .session import open_link, setting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, BinaryIO
 
     from ..client._sync.driver import Link
@@ -47,7 +48,7 @@ def serve(arguments: Arguments) -> int:
     toolset = arguments.tools or (hello.AGENTKERNEL if theirs else hello.K8E)
     if toolset not in hello.TOOLSETS:
         raise InvalidArgument(f"no toolset {toolset!r:.60}", hint="one of " + ", ".join(hello.TOOLSETS))
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "toolset": toolset,
         "tenant": arguments.tenant_id or setting("TENANT") or "",
         "runtime": os.environ.get("ATOLL_RUNTIME") or "auto",
@@ -64,12 +65,12 @@ def serve(arguments: Arguments) -> int:
 class Bridge:
     """Lines of stdin go to the daemon, its messages to stdout."""
 
-    def __init__(self, arguments: Arguments, settings: dict[str, Any]) -> None:
+    def __init__(self, arguments: Arguments, settings: Mapping[str, object]) -> None:
         import threading
 
         self._arguments = arguments
         self._settings = settings
-        self._toolset: str = settings["toolset"]
+        self._toolset = str(settings["toolset"])
         self._link: Link | None = None
         self._tunnel: Tunnel | None = None
         self._greeting: bytes | None = None
@@ -162,7 +163,7 @@ class Bridge:
                 _write(dumps(hello.failure(request, hello.INTERNAL, reason)).encode("ascii") + b"\n")
             self._idle.notify_all()
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _say(self, message: Mapping[str, object]) -> None:
         with self._lock:
             _write(dumps(message).encode("ascii") + b"\n")
 
@@ -217,12 +218,12 @@ def _answers(line: bytes) -> list[Any]:
     return [one["id"] for one in many if isinstance(one, dict) and isinstance(one.get("id"), str | int | float)]
 
 
-def _project() -> dict[str, Any]:
+def _project() -> Mapping[str, str]:
     """What the project here chooses: its file's mode and profile, and itself for the modes that show it."""
     from ..surfaces.agentkernel.cli.project import find
 
     here = os.path.realpath(os.getcwd())
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, str] = {}
     project = find(None, here)
     if project is not None:
         if project.mode is not None:
@@ -235,7 +236,7 @@ def _project() -> dict[str, Any]:
     return chosen
 
 
-def _http(arguments: Arguments, settings: dict[str, Any]) -> int:
+def _http(arguments: Arguments, settings: Mapping[str, object]) -> int:
     """Open for as long as this process runs."""
     from .serving import open_door
 

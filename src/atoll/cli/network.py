@@ -13,9 +13,11 @@ from .session import open_link, reference, setting, shown, state_of, tenant_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..client._sync.driver import Link
+    from ..client.wire import CommandWire
     from .grammar import Arguments
 
 NOTED = 5  # refusals told after one command
@@ -62,7 +64,7 @@ def _refuse_sandboxes(link: Link, arguments: Arguments, names: list[str]) -> Non
         )
 
 
-def _change(arguments: Arguments, names: list[str]) -> dict[str, Any] | None:
+def _change(arguments: Arguments, names: list[str]) -> Mapping[str, list[str]] | None:
     chosen = [flag for flag in ("add", "remove", "clear") if getattr(arguments, flag)]
     if len(chosen) > 1:
         raise InvalidArgument("only one of --add, --remove and --clear")
@@ -133,7 +135,7 @@ def egress_log(arguments: Arguments) -> int:
     return 0
 
 
-def _print(event: dict[str, Any], as_json: bool) -> None:
+def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(event)
         return
@@ -148,7 +150,7 @@ def add_hosts(link: Link, session: str, arguments: Arguments) -> None:
         link.call(calls.post(calls.sandbox_path(reference(session), "hosts"), {"add": names}, repeatable=True))
 
 
-def note_blocked(wire: dict[str, Any], session: str, remedy: str = "") -> None:
+def note_blocked(wire: CommandWire, session: str, remedy: str = "") -> None:
     """After a command: what its network policy refused, and what would allow it (`remedy`, else a change of its list)."""
     blocked = wire.get("blocked") or []
     for item in blocked[:NOTED]:

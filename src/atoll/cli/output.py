@@ -16,6 +16,7 @@ __all__ = ["EXHAUSTED", "FAILED", "OK", "UNREACHABLE"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..errors import AtollError
@@ -76,7 +77,7 @@ def errors_to_stderr() -> None:
     _error_stream[0] = 2
 
 
-def print_error(value: dict[str, Any]) -> None:
+def print_error(value: Mapping[str, object]) -> None:
     """Print an error of a `sandbox` verb: JSON for programs, two lines for a person at a terminal."""
     if os.isatty(_error_stream[0]) and not _Manner.json:
         say(f"{program_name()}: {value['detail']}")
@@ -139,9 +140,9 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
-def error_object(error: AtollError) -> dict[str, Any]:
+def error_object(error: AtollError) -> Mapping[str, object]:
     detail = in_own_name(error.message + (f" ({error.hint})" if error.hint else ""))
-    found: dict[str, Any] = {"ok": False, "error": error.code, "detail": detail, "retry": error.retry}
+    found: dict[str, object] = {"ok": False, "error": error.code, "detail": detail, "retry": error.retry}
     if error.details:
         found["details"] = error.details
     return found

@@ -10,13 +10,14 @@ from .output import program_name, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..client._sync.driver import Link
     from ..client.calls import Call
 
 
-def tell_entry(fields: dict[str, Any]) -> None:
+def tell_entry(fields: Mapping[str, object]) -> None:
     """Say which entry of a manifest is begun."""
     say(f"{program_name()}: entry {fields['entry']}/{fields['of']}: {fields['does']}")
 
@@ -27,7 +28,7 @@ class Shown:
     def __init__(self) -> None:
         self._bar: Any = None
 
-    def show(self, fields: dict[str, Any]) -> None:
+    def show(self, fields: Mapping[str, Any]) -> None:
         from ..images.progress import Progress, TerminalBar
 
         if self._bar is None:
@@ -39,7 +40,7 @@ class Shown:
             self._bar.close()
 
 
-def create_watched(link: Link, call: Call) -> dict[str, Any]:
+def create_watched(link: Link, call: Call) -> Any:
     """Make a sandbox and show how far its image is meanwhile; return the sandbox. A lost answer is asked for again."""
     call.headers = (*call.headers, ("Accept", FRAMES))
     call.timeout = None
@@ -52,7 +53,7 @@ def create_watched(link: Link, call: Call) -> dict[str, Any]:
     return _watch(link, call)
 
 
-def _watch(link: Link, call: Call) -> dict[str, Any]:
+def _watch(link: Link, call: Call) -> Any:
     shown = Shown()
     try:
         exchange = link.open(call)

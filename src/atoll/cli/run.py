@@ -23,14 +23,16 @@ from .session import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from ..client._sync.driver import Link
+    from ..client.options import CreateOptions
+    from ..client.wire import CommandWire
     from .grammar import Arguments
     from .state import State
 
-    Replaced = dict[str, Any] | None  # what is told of an automatic sandbox that is gone
+    Replaced = Mapping[str, object] | None  # what is told of an automatic sandbox that is gone
 
 LOST = "the files"
 MAX_CODE = 64 * 1024 * 1024
@@ -41,7 +43,7 @@ def run(arguments: Arguments) -> int:
     link = open_link(arguments)
     way = _run_background if arguments.background else _run_raw if arguments.raw or for_people() else _run_json
     command = calls.new_command_id()
-    replaced: dict[str, Any] | None = None
+    replaced: Replaced = None
 
     def start(session: str) -> int:
         return way(link, session, _call(reference(session), code, arguments, command), arguments, replaced)
@@ -94,7 +96,7 @@ def _had_begun(link: Link, session: str, command: str) -> bool:
 
 
 def obtain(
-    state: State, link: Link, options: dict[str, Any], filling: Arguments | None = None, before: str | None = None
+    state: State, link: Link, options: CreateOptions, filling: Arguments | None = None, before: str | None = None
 ) -> tuple[str, Replaced]:
     """Return the tenant's own sandbox, found or made, and what became of the one `before`.
 
@@ -108,7 +110,7 @@ def obtain(
         return current, None
     if filling is not None and filling.values.get("persistent"):
         options["persistent"] = True
-    entries: dict[str, Any] | None = None
+    entries: Mapping[str, object] | None = None
     if filling is not None and fills:
         from .workspaces import filling_of
 
@@ -174,7 +176,7 @@ def _run_json(link: Link, session: str, call: calls.Call, arguments: Arguments, 
 
 
 def _run_raw(link: Link, session: str, call: calls.Call, arguments: Arguments, _: Replaced) -> int:
-    def stream() -> dict[str, Any]:
+    def stream() -> CommandWire:
         exchange = link.open(call)
         exchange.raise_for_status()
         for value in exchange.frames():
@@ -199,7 +201,7 @@ def _run_background(link: Link, session: str, call: calls.Call, arguments: Argum
     return 0
 
 
-def _more(replaced: Replaced) -> dict[str, Any]:
+def _more(replaced: Replaced) -> Mapping[str, object]:
     return {"session_replaced": replaced} if replaced else {}
 
 
@@ -217,10 +219,10 @@ def _until_interrupted(link: Link, session: str, call: calls.Call, work: Callabl
         raise
 
 
-def _result_object(wire: dict[str, Any], session: str, language: str) -> dict[str, Any]:
+def _result_object(wire: CommandWire, session: str, language: str) -> Mapping[str, object]:
     result = ExecResult(wire)
     code = result.exit_code
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "stdout": result.stdout,
         "stderr": result.stderr,
         "exit_code": -1 if result.timed_out or code is None else code,
@@ -236,14 +238,14 @@ def _result_object(wire: dict[str, Any], session: str, language: str) -> dict[st
     return found
 
 
-def _note(wire: dict[str, Any], session: str) -> None:
+def _note(wire: CommandWire, session: str) -> None:
     if wire.get("blocked"):
         from .network import note_blocked
 
         note_blocked(wire, session, f"{program_name()} sandbox run --allow-host {{name}} --session-id {session} ...")
 
 
-def _exit_code(wire: dict[str, Any]) -> int:
+def _exit_code(wire: CommandWire) -> int:
     result = ExecResult(wire)
     if result.timed_out or result.exit_code is None:
         return FAILED

@@ -30,9 +30,12 @@ from .state import forget_everywhere
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from ..client._sync.driver import Link
+    from ..client.options import CreateOptions
+    from ..client.wire import CommandWire, SandboxWire
     from .grammar import Arguments
 
 WINDOW = 262_144
@@ -46,8 +49,8 @@ def create(arguments: Arguments) -> int:
         return create_named(arguments)
     _refuse(arguments, _FOR_NAMED, "is for a sandbox to start later", "put its NAME after `create`")
     name = arguments.name
-    options = {**create_options(arguments), **_agentkernel_words(arguments), **more_options(arguments), "name": name}
-    options["env"] = dict(arguments.env) or None
+    options: CreateOptions = {**create_options(arguments), **_agentkernel_words(arguments), **more_options(arguments)}
+    options["name"], options["env"] = name, dict(arguments.env) or None
     count, link = 0, open_link(arguments)
     if arguments.manifest or arguments.git_repo:
         from .workspaces import create_filled
@@ -82,9 +85,9 @@ def _refuse(arguments: Arguments, names: tuple[str, ...], why: str, hint: str) -
             raise InvalidArgument(f"--{name.replace('_', '-')} {why}", hint=hint)
 
 
-def _agentkernel_words(arguments: Arguments) -> dict[str, Any]:
+def _agentkernel_words(arguments: Arguments) -> CreateOptions:
     """Flags that agentkernel's create has under names of its own."""
-    found: dict[str, Any] = {}
+    found: CreateOptions = {}
     if arguments.dir is not None:
         from ..surfaces.agentkernel.cli.named import workspace_mount
 
@@ -102,14 +105,14 @@ def _agentkernel_words(arguments: Arguments) -> dict[str, Any]:
     return found
 
 
-def more_options(arguments: Arguments) -> dict[str, Any]:
+def more_options(arguments: Arguments) -> CreateOptions:
     """What only `sandbox create` has, with and without a NAME, as options of the SDK's create."""
     labels = dict(arguments.label)
     if arguments.tenant or setting("TENANT"):
         labels.update(words.tenant_labels(tenant_of(arguments)))
     if arguments.session_id:
         labels[words.SESSION_LABEL] = arguments.session_id
-    found: dict[str, Any] = {
+    found: Mapping[str, object] = {
         "alias": arguments.session_id,
         "workdir": arguments.workdir,
         "read_only_root": arguments.read_only_root,
@@ -118,7 +121,7 @@ def more_options(arguments: Arguments) -> dict[str, Any]:
         "require_approval": arguments.require_approval,
         "labels": labels,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in found.items() if value}  # type: ignore[return-value]
 
 
 def _secret(env: str, ref: str) -> dict[str, str]:
@@ -174,7 +177,7 @@ def _list_files(arguments: Arguments) -> int:
         entry = FileInfo(item)
         path = entry.path if entry.path.startswith("/") else f"/workspace/{entry.path}"
         files.append({"path": path, "modified": int(entry.mtime), "type": entry.type, "size": entry.size})
-    found: dict[str, Any] = {"files": files}
+    found: dict[str, object] = {"files": files}
     if wire.get("truncated"):
         found["truncated"] = True
     if not _shown_to_people("show_files", files, arguments):
@@ -246,7 +249,7 @@ def read(arguments: Arguments) -> int:
 
 def status(arguments: Arguments) -> int:
     tenant = tenant_of(arguments)
-    found: dict[str, Any] = {"available": False, "session_id": "", "tenant_id": tenant, "error": ""}
+    found: dict[str, object] = {"available": False, "session_id": "", "tenant_id": tenant, "error": ""}
     session = state_of(arguments, tenant).current()
     try:
         link = open_link(arguments)
@@ -333,7 +336,7 @@ def poll(arguments: Arguments) -> int:
     return 0
 
 
-def _follow(link: Link, ref: str, command: str, arguments: Arguments) -> dict[str, Any]:
+def _follow(link: Link, ref: str, command: str, arguments: Arguments) -> CommandWire:
     """Pass a command's output on while it runs; return how it stands in the end.
 
     It goes where the command wrote it, at a terminal and with --raw. Else all of it goes to stderr, because standard output
@@ -347,7 +350,7 @@ def _follow(link: Link, ref: str, command: str, arguments: Arguments) -> dict[st
                 write(descriptor, value.data if arguments.raw or not os.isatty(descriptor) else safe_bytes(value.data))
     except FailedPrecondition:
         pass  # it ended long ago; what is left of its output is in the answer
-    found: dict[str, Any] = link.call(calls.poll(ref, command))
+    found: CommandWire = link.call(calls.poll(ref, command))
     return found
 
 
@@ -365,9 +368,9 @@ def _shown_to_people(how: str, what: Any, arguments: Arguments) -> bool:
     return True
 
 
-def _session(wire: dict[str, Any]) -> dict[str, Any]:
+def _session(wire: SandboxWire) -> Mapping[str, object]:
     """A sandbox in K8E's words; atoll's own fields follow."""
-    found = {
+    found: dict[str, object] = {
         "session_id": shown(wire["id"], wire.get("parent_id"), wire.get("labels")),
         "phase": words.phase_of(wire.get("state")),
         "runtime_class": wire.get("runtime"),

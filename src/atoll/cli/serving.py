@@ -10,13 +10,12 @@ from .session import open_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
+    from collections.abc import Iterator, Mapping
 
     from .grammar import Arguments
 
 
-def open_door(arguments: Arguments, path: str, fields: dict[str, Any]) -> Iterator[str]:
+def open_door(arguments: Arguments, path: str, fields: Mapping[str, object]) -> Iterator[str]:
     """Ask the daemon for a door and give the URL of each listener; the door closes with the iterator."""
     headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
     call = Call("POST", path, dumps(fields).encode("ascii"), headers, timeout=None)

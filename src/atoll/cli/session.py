@@ -18,8 +18,10 @@ __all__ = ["reference", "run_id", "shown"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
+    from ..client.options import CreateOptions
+    from ..client.wire import SandboxWire
     from .grammar import Arguments
     from .state import State
 
@@ -115,7 +117,7 @@ def find_own(link: Link, state: State) -> str | None:
     return None if found is None else shown(found["id"])
 
 
-def tell_unheld(made: dict[str, Any]) -> None:
+def tell_unheld(made: SandboxWire) -> None:
     """Default limits of a new sandbox that this host cannot hold."""
     if unheld := [name for name, limit in (made.get("limits") or {}).items() if limit.get("enforced") is False]:
         from .unheld import note_unheld
@@ -143,10 +145,10 @@ def split_run_id(text: str) -> tuple[str, str]:
     return found
 
 
-def create_options(arguments: Arguments) -> dict[str, Any]:
+def create_options(arguments: Arguments) -> CreateOptions:
     """The flags that `create` and `run` share, as options of the SDK's create."""
     hosts = arguments.allowed_hosts
-    options: dict[str, Any] = {
+    options: Mapping[str, object] = {
         "runtime": arguments.runtime,
         "image": arguments.image,
         "cpus": arguments.cpus,
@@ -163,4 +165,4 @@ def create_options(arguments: Arguments) -> dict[str, Any]:
         "network": False if arguments.no_network else None,
         "host_ports": arguments.host_access or None,
     }
-    return {key: value for key, value in options.items() if value is not None}
+    return {key: value for key, value in options.items() if value is not None}  # type: ignore[return-value]

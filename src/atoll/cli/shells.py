@@ -14,9 +14,8 @@ from .session import open_link, reference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from ..client._sync.driver import Link
+    from ..client.wire import CommandWire
     from .grammar import Arguments
 
 
@@ -105,7 +104,7 @@ def _run(link: Link, ref: str, session: str, line: str, timeout: float | None) -
             call = calls.attach(ref, str(call.command_id), seen["stdout"], seen["stderr"])
 
 
-def _is_over(link: Link, ref: str, session: str, result: dict[str, Any]) -> bool:
+def _is_over(link: Link, ref: str, session: str, result: CommandWire) -> bool:
     told = result.get("shell_ended")
     if told is None:  # read again after an interrupt: the command's own result does not say
         open_now = link.call(calls.get(calls.sandbox_path(ref, "shells")))["shells"]

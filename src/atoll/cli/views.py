@@ -8,13 +8,15 @@ from .tables import age, clock, record, span, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
+    from collections.abc import Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    Row: TypeAlias = Mapping[str, Any]  # what was to be printed as JSON
 
 _BARE = ("seq", "kind", "at", "sandbox_id", "time")
 
 
-def show_sessions(found: Sequence[dict[str, Any]]) -> None:
+def show_sessions(found: Sequence[Row]) -> None:
     rows = [
         (
             s["session_id"],
@@ -34,7 +36,7 @@ def show_sessions(found: Sequence[dict[str, Any]]) -> None:
     )
 
 
-def show_session(found: dict[str, Any]) -> None:
+def show_session(found: Row) -> None:
     hosts = found.get("allowed_hosts")
     moments = {
         "created_at": clock(found["created_at"]) if found.get("created_at") else None,
@@ -45,12 +47,12 @@ def show_session(found: dict[str, Any]) -> None:
     record([(name, moments.get(name, value)) for name, value in found.items()])
 
 
-def show_files(found: Sequence[dict[str, Any]]) -> None:
+def show_files(found: Sequence[Row]) -> None:
     rows = [(f["path"], f["type"], f["size"], clock(f["modified"])) for f in found]
     table(("PATH", "TYPE", "SIZE", "CHANGED"), rows, "no files")
 
 
-def show_events(found: Sequence[dict[str, Any]]) -> None:
+def show_events(found: Sequence[Row]) -> None:
     rows = []
     for event in found:
         instant = event.get("at") or event.get("time")
@@ -79,7 +81,7 @@ def show_value(value: Any) -> None:
         table([column.upper() for column in columns], [[row.get(column) for column in columns] for row in rows], "")
 
 
-def _left(session: dict[str, Any]) -> str:
+def _left(session: Row) -> str:
     import time
 
     return span(session["expires_at"] - time.time()) if session.get("expires_at") else "never"

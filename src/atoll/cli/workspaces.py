@@ -17,9 +17,11 @@ from .session import create_options, open_link, reference, setting, shown, tenan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
     from ..client._sync.driver import Link
+    from ..client.options import CreateOptions
+    from ..client.wire import SandboxWire, SnapshotWire
     from .grammar import Arguments
 
 LARGE = 500 << 20
@@ -128,9 +130,9 @@ def subagent(arguments: Arguments) -> int:
     return 0
 
 
-def filling_of(arguments: Arguments) -> dict[str, Any]:
+def filling_of(arguments: Arguments) -> Mapping[str, object]:
     """Return what --manifest and --git-repo say, as the daemon takes it."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     if arguments.manifest:
         fields["manifest"] = _manifest(arguments.manifest)
     if arguments.git_repo:
@@ -139,7 +141,7 @@ def filling_of(arguments: Arguments) -> dict[str, Any]:
     return fields
 
 
-def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def create_filled(link: Link, arguments: Arguments, options: CreateOptions) -> tuple[SandboxWire, int]:
     """A sandbox with the entries of --manifest and --git-repo done, and how many those were."""
     call = calls.post("/v1/manifests", {"sandbox": calls.create_fields(options), **filling_of(arguments)})
     call.headers, call.timeout = (*call.headers, ("Accept", FRAMES)), None
@@ -147,7 +149,7 @@ def create_filled(link: Link, arguments: Arguments, options: dict[str, Any]) -> 
     exchange.raise_for_status()
     for value in exchange.frames():
         if isinstance(value, dict):
-            return value, count
+            return value, count  # type: ignore[return-value]  # this stream makes a sandbox
         if isinstance(value, Event):
             count = value.data["of"]
             tell_entry(value.data)
@@ -164,7 +166,7 @@ def _manifest(path: str) -> str:
         raise InvalidArgument(f"{path} is not UTF-8") from None
 
 
-def _shown(wire: dict[str, Any]) -> dict[str, Any]:
+def _shown(wire: SnapshotWire) -> Mapping[str, object]:
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(wire["created_at"]))
     found = {"name": wire["name"], "created_at": at, "size_bytes": wire["size_bytes"], "file_count": wire["file_count"]}
     session = wire["sandbox_id"]

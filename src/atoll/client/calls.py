@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any, TypeAlias
 
+    from .wire import SandboxFields
+
     Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 DEFAULT_TIMEOUT = 30.0
@@ -112,9 +114,10 @@ def obtain_session(
     filling: Mapping[str, Any] | None = None,
 ) -> Call:
     """The tenant's own session, found or made of `options` and filled. Asked twice, the daemon answers with the same one."""
-    fields: dict[str, Any] = {"tenant": tenant, "holder": holder, "sandbox": create_fields(options), **(filling or {})}
+    sandbox = create_fields(options)
     if not filling:
-        fields["sandbox"]["request_id"] = new_command_id()
+        sandbox["request_id"] = new_command_id()
+    fields = {"tenant": tenant, "holder": holder, "sandbox": sandbox, **(filling or {})}
     if before:
         fields["before"] = before
     return Call("POST", "/v1/sessions", _encode(fields), _JSON, repeatable=True)
@@ -124,13 +127,13 @@ def find_session(tenant: str, holder: str = "") -> Call:
     return get("/v1/sessions", {"tenant": tenant, "holder": holder})
 
 
-def create_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+def create_fields(options: Mapping[str, Any]) -> SandboxFields:
     fields = {_RENAMED.get(key, key): value for key, value in options.items() if key not in _LIMITS}
     fields["runtime"] = fields.get("runtime") or os.environ.get("ATOLL_RUNTIME") or None
     limits = {key: options[key] for key in _LIMITS if options.get(key) is not None}
     if limits:
         fields["limits"] = limits
-    return {key: value for key, value in fields.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}  # type: ignore[return-value]
 
 
 def list_sandboxes(state: str = "active", name: str | None = None) -> Call:
@@ -161,7 +164,7 @@ def milliseconds(timeout: float | None) -> int:
     return max(1, int(timeout * 1000))
 
 
-def _stdin(fields: dict[str, Any], stdin: str | bytes | None) -> None:
+def _stdin(fields: dict[str, object], stdin: str | bytes | None) -> None:
     if stdin is None:
         return
     if isinstance(stdin, str) and len(stdin) <= PLAIN_STDIN:
@@ -199,7 +202,7 @@ def start(
 ) -> Call:
     """Start something: code in a `language`, an argv, or a shell string. All execution goes through here."""
     command_id = command_id or new_command_id()
-    fields: dict[str, Any] = {"id": command_id, "cwd": cwd, "timeout_ms": milliseconds(timeout)}
+    fields: dict[str, object] = {"id": command_id, "cwd": cwd, "timeout_ms": milliseconds(timeout)}
     fields["env"] = dict(env) if env else None
     fields["output_limit"] = output_limit
     fields["background"] = background or None
@@ -289,7 +292,7 @@ def run_in_shell(
 ) -> Call:
     """A command of a session. Sent twice, it runs once: it carries an id."""
     command_id = new_command_id()
-    fields: dict[str, Any] = {"id": command_id, "command": command, "timeout_ms": milliseconds(timeout)}
+    fields: dict[str, object] = {"id": command_id, "command": command, "timeout_ms": milliseconds(timeout)}
     fields["output_limit"] = output_limit
     _stdin(fields, stdin)
     call = post(shell_path(ref, shell, "run"), fields)
@@ -337,7 +340,7 @@ def subagent(
     hosts: Sequence[str] | None,
     limits: Mapping[str, Any],
 ) -> Call:
-    fields: dict[str, Any] = {"name": name, "env": dict(env) if env else None}
+    fields: dict[str, object] = {"name": name, "env": dict(env) if env else None}
     fields["hosts"] = None if hosts is None else list(hosts)
     fields["limits"] = {key: value for key, value in limits.items() if value is not None} or None
     return post(sandbox_path(ref, "subagents"), fields)

@@ -8,11 +8,11 @@ class CreateOptions(TypedDict, total=False):
     """Everything is optional; what is left out is the operator's default."""
 
     name: str | None
-    runtime: str
+    runtime: str | None
     image: str
     profile: str | None
     mode: str | None
-    env: Mapping[str, str]
+    env: Mapping[str, str] | None
     cpus: float | None
     memory_mb: int | None
     pids: int | None
@@ -26,7 +26,7 @@ class CreateOptions(TypedDict, total=False):
     idle_timeout: float | None
     lifetime: float | None
     workdir: str
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] | None
     alias: str | None
     mounts: Sequence[Mapping[str, Any]]
     read_only_root: bool

@@ -15,7 +15,12 @@ from .results import Event, Output, Started
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-    from typing import Any
+    from typing import Any, TypeAlias
+
+    from .wire import CommandWire
+
+    # The last is the result: of a command, unless a stream says that it makes something else.
+    Frame: TypeAlias = Started | Output | Event | CommandWire
 
     from .calls import Call
     from .http import Head, ResponseParser
@@ -95,7 +100,7 @@ def is_quiet(descriptor: int) -> bool:
     return wait_ready(descriptor, 0) == (False, False)
 
 
-def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Event | dict[str, Any]:
+def frame_value(call: Call, kind: int, payload: bytes) -> Frame:
     """One frame as a value; the last one (RESULT) as its plain JSON object; ERROR raises."""
     if kind == STDOUT:
         return Output("stdout", payload)
@@ -108,7 +113,7 @@ def frame_value(call: Call, kind: int, payload: bytes) -> Started | Output | Eve
     if not isinstance(wire, dict):
         raise lost(call, "a broken frame")
     if kind == RESULT:
-        return wire
+        return wire  # type: ignore[return-value]
     if kind == ERROR:
         raise from_wire(wire.get("error", wire))
     if kind == EVENT and "started" in wire:
@@ -142,7 +147,7 @@ class Answered:
         if self.head.status >= 400:
             raise error_answer(self.head.status, self.body())
 
-    def frames(self) -> Iterator[Started | Output | Event | dict[str, Any]]:
+    def frames(self) -> Iterator[Frame]:
         """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
         parser = FrameParser()
         try:
@@ -182,7 +187,7 @@ class AsyncAnswered:
         if self.head.status >= 400:
             raise error_answer(self.head.status, await self.body())
 
-    async def frames(self) -> AsyncIterator[Started | Output | Event | dict[str, Any]]:
+    async def frames(self) -> AsyncIterator[Frame]:
         """Values of a frame stream; the plain dict is the result and the last. A stream without one was cut."""
         parser = FrameParser()
         try:
@@ -238,7 +243,7 @@ class OnSocket:
             sock.close()
 
 
-def _values(call: Call, parser: FrameParser, piece: bytes) -> Iterator[Started | Output | Event | dict[str, Any]]:
+def _values(call: Call, parser: FrameParser, piece: bytes) -> Iterator[Frame]:
     if not piece:
         raise lost(call, "the stream was cut")
     try:

@@ -10,7 +10,11 @@ from .codec import unbase64
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any, Literal
+
+    from ..model import Blocked, HeldLimit
+    from .wire import CommandWire, EndWire, FileWire, MatchWire, ProcessWire, SandboxWire, ShellWire
 
 
 class Value:
@@ -67,7 +71,7 @@ class Event(Value):
 
 class _Outcome(Value):
     __slots__ = ()
-    wire: dict[str, Any]
+    wire: CommandWire
     stdout: str
     stderr: str
 
@@ -82,8 +86,8 @@ class _Outcome(Value):
         return _exact(self.wire, "stderr")
 
 
-def _exact(wire: dict[str, Any], name: str) -> bytes:
-    encoded = wire.get(name + "_b64")
+def _exact(wire: CommandWire, name: Literal["stdout", "stderr"]) -> bytes:
+    encoded = wire.get("stdout_b64") if name == "stdout" else wire.get("stderr_b64")
     return unbase64(encoded) if encoded else str(wire.get(name) or "").encode("utf-8", "surrogateescape")
 
 
@@ -113,28 +117,27 @@ class ExecResult(_Outcome):
         "wire",
     )  # fmt: skip
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: CommandWire) -> None:
         self.wire = wire
-        self.command_id: str = get("command_id") or ""
-        self.sandbox_id: str = get("sandbox_id") or ""
-        self.status: str = get("status") or ""
-        self.exit_code: int | None = get("exit_code")
-        self.signal: int | None = get("signal")
-        self.stdout: str = get("stdout") or ""
-        self.stderr: str = get("stderr") or ""
-        self.stdout_bytes: int = get("stdout_bytes") or 0
-        self.stderr_bytes: int = get("stderr_bytes") or 0
-        self.truncated = bool(get("truncated"))
-        self.stdout_truncated = bool(get("stdout_truncated"))
-        self.stderr_truncated = bool(get("stderr_truncated"))
-        self.timed_out = bool(get("timed_out")) or self.status == "timed_out"
-        self.oom = bool(get("oom"))
-        self.error_code: str | None = get("error_code")  # program_not_found, program_not_executable: nothing ran
-        self.duration_ms: int = get("duration_ms") or 0
-        self.cpu_ms: int = get("cpu_ms") or 0
-        self.max_rss_kb: int = get("max_rss_kb") or 0
-        self.blocked: list[Any] = get("blocked") or []
+        self.command_id: str = wire.get("command_id") or ""
+        self.sandbox_id: str = wire.get("sandbox_id") or ""
+        self.status: str = wire.get("status") or ""
+        self.exit_code: int | None = wire.get("exit_code")
+        self.signal: int | None = wire.get("signal")
+        self.stdout: str = wire.get("stdout") or ""
+        self.stderr: str = wire.get("stderr") or ""
+        self.stdout_bytes: int = wire.get("stdout_bytes") or 0
+        self.stderr_bytes: int = wire.get("stderr_bytes") or 0
+        self.truncated = bool(wire.get("truncated"))
+        self.stdout_truncated = bool(wire.get("stdout_truncated"))
+        self.stderr_truncated = bool(wire.get("stderr_truncated"))
+        self.timed_out = bool(wire.get("timed_out")) or self.status == "timed_out"
+        self.oom = bool(wire.get("oom"))
+        self.error_code: str | None = wire.get("error_code")  # program_not_found, program_not_executable: nothing ran
+        self.duration_ms: int = wire.get("duration_ms") or 0
+        self.cpu_ms: int = wire.get("cpu_ms") or 0
+        self.max_rss_kb: int = wire.get("max_rss_kb") or 0
+        self.blocked: list[Blocked] = wire.get("blocked") or []
 
     @property
     def ok(self) -> bool:
@@ -165,26 +168,25 @@ class CommandInfo(_Outcome):
         "wire",
     )
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: CommandWire) -> None:
         self.wire = wire
-        self.command_id: str = get("command_id") or ""
-        self.sandbox_id: str = get("sandbox_id") or ""
-        self.status: str = get("status") or ""
-        self.background = bool(get("background"))
-        self.pty = bool(get("pty"))
-        self.pid: int | None = get("pid")
-        self.exit_code: int | None = get("exit_code")
-        self.signal: int | None = get("signal")
-        self.stdout: str = get("stdout") or ""
-        self.stderr: str = get("stderr") or ""
-        self.stdout_start: int = get("stdout_start") or 0
-        self.stderr_start: int = get("stderr_start") or 0
-        self.stdout_bytes: int = get("stdout_bytes") or 0
-        self.stderr_bytes: int = get("stderr_bytes") or 0
-        self.truncated = bool(get("truncated"))
-        self.timed_out = bool(get("timed_out")) or self.status == "timed_out"
-        self.oom = bool(get("oom"))
+        self.command_id: str = wire.get("command_id") or ""
+        self.sandbox_id: str = wire.get("sandbox_id") or ""
+        self.status: str = wire.get("status") or ""
+        self.background = bool(wire.get("background"))
+        self.pty = bool(wire.get("pty"))
+        self.pid: int | None = wire.get("pid")
+        self.exit_code: int | None = wire.get("exit_code")
+        self.signal: int | None = wire.get("signal")
+        self.stdout: str = wire.get("stdout") or ""
+        self.stderr: str = wire.get("stderr") or ""
+        self.stdout_start: int = wire.get("stdout_start") or 0
+        self.stderr_start: int = wire.get("stderr_start") or 0
+        self.stdout_bytes: int = wire.get("stdout_bytes") or 0
+        self.stderr_bytes: int = wire.get("stderr_bytes") or 0
+        self.truncated = bool(wire.get("truncated"))
+        self.timed_out = bool(wire.get("timed_out")) or self.status == "timed_out"
+        self.oom = bool(wire.get("oom"))
 
     @property
     def running(self) -> bool:
@@ -196,14 +198,13 @@ class ShellInfo(Value):
 
     __slots__ = ("command_id", "language", "shell_id", "started_at", "state", "wire")
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: ShellWire) -> None:
         self.wire = wire
-        self.shell_id: str = get("shell_id") or ""
-        self.language: str = get("language") or ""
-        self.state: str = get("state") or ""
-        self.command_id: str | None = get("command_id")
-        self.started_at: float = get("started_at") or 0
+        self.shell_id: str = wire.get("shell_id") or ""
+        self.language: str = wire.get("language") or ""
+        self.state: str = wire.get("state") or ""
+        self.command_id: str | None = wire.get("command_id")
+        self.started_at: float = wire.get("started_at") or 0
 
 
 class SandboxInfo(Value):
@@ -227,23 +228,22 @@ class SandboxInfo(Value):
         "workdir",
     )  # fmt: skip
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: SandboxWire) -> None:
         self.wire = wire
-        self.id: str = get("id") or ""
-        self.name: str | None = get("name")
-        self.state: str = get("state") or ""
-        self.runtime: str = get("runtime") or ""
-        self.image: str = get("image") or ""
-        self.created_at: float = get("created_at") or 0
-        self.expires_at: float | None = get("expires_at")
-        self.idle_timeout_s: float | None = get("idle_timeout_s")
-        self.limits: dict[str, Any] = get("limits") or {}
-        self.hosts: list[str] | None = get("hosts")
-        self.labels: dict[str, str] = get("labels") or {}
-        self.workdir: str = get("workdir") or ""
-        self.background_runs: int = get("background_runs") or 0
-        self.end: dict[str, Any] | None = get("end")
+        self.id: str = wire.get("id") or ""
+        self.name: str | None = wire.get("name")
+        self.state: str = wire.get("state") or ""
+        self.runtime: str = wire.get("runtime") or ""
+        self.image: str = wire.get("image") or ""
+        self.created_at: float = wire.get("created_at") or 0
+        self.expires_at: float | None = wire.get("expires_at")
+        self.idle_timeout_s: float | None = wire.get("idle_timeout_s")
+        self.limits: dict[str, HeldLimit] = wire.get("limits") or {}
+        self.hosts: list[str] | None = wire.get("hosts")
+        self.labels: dict[str, str] = wire.get("labels") or {}
+        self.workdir: str = wire.get("workdir") or ""
+        self.background_runs: int = wire.get("background_runs") or 0
+        self.end: EndWire | None = wire.get("end")
 
 
 class FileInfo(Value):
@@ -251,18 +251,17 @@ class FileInfo(Value):
 
     __slots__ = ("gid", "mode", "mtime", "name", "path", "size", "target", "type", "uid", "wire")
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: FileWire) -> None:
         self.wire = wire
-        self.name: str = get("name") or str(get("path") or "").rsplit("/", 1)[-1]
-        self.path: str = get("path") or self.name
-        self.type: str = get("type") or ""
-        self.size: int = get("size") or 0
-        self.mode: int = get("mode") or 0
-        self.uid: int = get("uid") or 0
-        self.gid: int = get("gid") or 0
-        self.mtime: float = get("mtime") or 0.0
-        self.target: str | None = get("target")
+        self.name: str = wire.get("name") or str(wire.get("path") or "").rsplit("/", 1)[-1]
+        self.path: str = wire.get("path") or self.name
+        self.type: str = wire.get("type") or ""
+        self.size: int = wire.get("size") or 0
+        self.mode: int = wire.get("mode") or 0
+        self.uid: int = wire.get("uid") or 0
+        self.gid: int = wire.get("gid") or 0
+        self.mtime: float = wire.get("mtime") or 0.0
+        self.target: str | None = wire.get("target")
 
 
 class ProcessInfo(Value):
@@ -270,16 +269,15 @@ class ProcessInfo(Value):
 
     __slots__ = ("cmdline", "comm", "pid", "ppid", "rss_kb", "state", "uid", "wire")
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        get = wire.get
+    def __init__(self, wire: ProcessWire) -> None:
         self.wire = wire
-        self.pid: int = get("pid") or 0
-        self.ppid: int = get("ppid") or 0
-        self.comm: str = get("comm") or ""
-        self.state: str = get("state") or ""
-        self.cmdline: Any = get("cmdline") or ""
-        self.rss_kb: int = get("rss_kb") or 0
-        self.uid: int = get("uid") or 0
+        self.pid: int = wire.get("pid") or 0
+        self.ppid: int = wire.get("ppid") or 0
+        self.comm: str = wire.get("comm") or ""
+        self.state: str = wire.get("state") or ""
+        self.cmdline: Any = wire.get("cmdline") or ""
+        self.rss_kb: int = wire.get("rss_kb") or 0
+        self.uid: int = wire.get("uid") or 0
 
 
 class Match(Value):
@@ -287,7 +285,7 @@ class Match(Value):
 
     __slots__ = ("content", "line", "path", "wire")
 
-    def __init__(self, wire: dict[str, Any]) -> None:
+    def __init__(self, wire: MatchWire) -> None:
         self.wire = wire
         self.path: str = wire.get("path") or ""
         self.line: int = wire.get("line") or 0
@@ -305,7 +303,7 @@ class Change(Value):
         self.to = to
 
 
-def changes(event: dict[str, Any]) -> list[Change]:
+def changes(event: Mapping[str, Any]) -> list[Change]:
     """The changes one event of a watch carries."""
     found = [Change("overflow", "")] if event.get("overflow") else []
     for item in event.get("changes") or []:

@@ -3,7 +3,7 @@
 import re
 import time
 import uuid
-from typing import Any
+from collections.abc import Mapping
 
 from atoll import errors
 from atoll.model import CommandInfo, SandboxInfo, check_env
@@ -83,7 +83,7 @@ def from_uuid(text: str) -> str:
     return "".join(_ALPHABET[value >> shift & 31] for shift in range(95, -1, -5))
 
 
-def sandbox(info: SandboxInfo) -> dict[str, Any]:
+def sandbox(info: SandboxInfo) -> Mapping[str, object]:
     limits = {name: held["value"] for name, held in info.limits.items()}
     return {
         "name": info.name or info.id,
@@ -98,7 +98,7 @@ def sandbox(info: SandboxInfo) -> dict[str, Any]:
     }
 
 
-def detached(name: str, info: CommandInfo) -> dict[str, Any]:
+def detached(name: str, info: CommandInfo) -> Mapping[str, object]:
     status = {"running": "running", "completed": "completed"}.get(info.status, "failed")
     if status == "completed" and info.exit_code:
         status = "failed"

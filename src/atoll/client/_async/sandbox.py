@@ -9,7 +9,7 @@ The blocking face is generated from this one (scripts/unasync.py).
 import builtins
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from atoll.errors import NotFound, SandboxGone
 
@@ -23,6 +23,9 @@ from .shells import AsyncShells
 from .terminals import AsyncTerminals, read_values
 from .tunnel import AsyncTunnel, open_tunnel
 from .workspaces import AsyncWorkspaces
+
+if TYPE_CHECKING:
+    from ..wire import EventWire, ExposedWire, TranscriptWire
 
 
 class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
@@ -246,7 +249,7 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
         ref, link = await self._target()
         return bool((await link.call(calls.unexpose(ref, port)))["ok"])
 
-    async def exposed(self) -> builtins.list[dict[str, Any]]:
+    async def exposed(self) -> "builtins.list[ExposedWire]":
         """Return the ports that have a URL: port, host, url, site_url and started_at of each."""
         ref, link = await self._target()
         return builtins.list((await link.call(calls.get(calls.sandbox_path(ref, "exposures"))))["exposures"])
@@ -398,7 +401,7 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
         ref, link = await self._target()
         return await open_tunnel(link, ref, port)
 
-    async def log(self, *, offset: int | None = None, limit: int | None = None) -> dict[str, Any]:
+    async def log(self, *, offset: int | None = None, limit: int | None = None) -> "TranscriptWire":
         """Return a window of the transcript: output, offset, next_offset, eof.
 
         Args:
@@ -407,10 +410,10 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
         """
         ref, link = await self._target()
         query = {"offset": offset, "limit": limit}
-        answer: dict[str, Any] = await link.call(calls.get(calls.sandbox_path(ref, "log"), query))
+        answer: TranscriptWire = await link.call(calls.get(calls.sandbox_path(ref, "log"), query))
         return answer
 
-    async def events(self, *, limit: int | None = None, after: int | None = None) -> builtins.list[dict[str, Any]]:
+    async def events(self, *, limit: int | None = None, after: int | None = None) -> "builtins.list[EventWire]":
         """Return what happened to the sandbox, oldest first.
 
         Args:

@@ -5,11 +5,14 @@ The blocking face is generated from this one (scripts/unasync.py).
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from .. import calls
 from ..options import CreateOptions, check_create
 from .driver import AsyncLink
+
+if TYPE_CHECKING:
+    from ..wire import SnapshotWire
 
 Where = tuple[str | None, str | None, str | None]
 
@@ -35,7 +38,7 @@ class AsyncWorkspaces:
         other._ref = ref  # type: ignore[attr-defined]
         return other
 
-    async def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> dict[str, Any]:
+    async def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> "SnapshotWire":
         """Keep its files under a name, and return what is known of the snapshot.
 
         Args:
@@ -44,7 +47,7 @@ class AsyncWorkspaces:
             force: replace a snapshot of that name.
         """
         ref, link = await self._target()
-        found: dict[str, Any] = await link.call(calls.save_snapshot(ref, name, full=full, force=force))
+        found: SnapshotWire = await link.call(calls.save_snapshot(ref, name, full=full, force=force))
         return found
 
     @classmethod
@@ -75,7 +78,7 @@ class AsyncWorkspaces:
     @classmethod
     async def snapshots(
         cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
-    ) -> builtins.list[dict[str, Any]]:
+    ) -> "builtins.list[SnapshotWire]":
         """Return the caller's snapshots, oldest first.
 
         Args:
@@ -85,7 +88,7 @@ class AsyncWorkspaces:
         """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
-            found: builtins.list[dict[str, Any]] = (await sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
+            found: builtins.list[SnapshotWire] = (await sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
             return found
         finally:
             await sandbox.close()

@@ -6,7 +6,7 @@ The blocking face is generated from this one (scripts/unasync.py).
 
 import builtins
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from atoll.errors import NotFound
@@ -19,6 +19,7 @@ WORKSPACE = "/workspace"
 
 if TYPE_CHECKING:
     from ..calls import Path
+    from ..wire import EditedWire
     from .sandbox import Sandbox
 
 
@@ -317,7 +318,7 @@ class Files:
         first_only: bool = False,
         ignore_case: bool = False,
         user: str | None = None,
-    ) -> builtins.list[dict[str, Any]]:
+    ) -> "builtins.list[EditedWire]":
         """Replace text in files, and return one entry for each file: path, replacements, error.
 
         Args:
@@ -333,14 +334,17 @@ class Files:
             ignore_case: take upper and lower case for the same.
             user: whose rights decide, a name or number inside the sandbox. None: root.
         """
-        fields: dict[str, Any] = {
+        fields = {
             "pattern": pattern,
             "replacement": replacement,
             "recursive": recursive,
             "regex": regex,
+            "first_only": first_only,
+            "ignore_case": ignore_case,
+            "include": list(include),
+            "exclude": list(exclude),
+            "files": None if files is None else list(files),
         }
-        fields.update(first_only=first_only, ignore_case=ignore_case, include=list(include), exclude=list(exclude))
-        fields["files"] = None if files is None else list(files)
         where = {} if path is None else calls.path_fields(path=path)
         answer = self._do("sed", {**where, **fields}, user)
         return list(answer["results"])
@@ -405,7 +409,7 @@ class Files:
         exchange.raise_for_status()
         return _changes(exchange)
 
-    def _do(self, verb: str, fields: dict[str, Any], user: str | None, *, repeatable: bool = False) -> Any:
+    def _do(self, verb: str, fields: Mapping[str, object], user: str | None, *, repeatable: bool = False) -> Any:
         ref, link = self._sandbox._target()
         return link.call(calls.file_operation(ref, verb, {**fields, "user": user}, repeatable=repeatable))
 

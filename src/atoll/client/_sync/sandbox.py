@@ -10,7 +10,7 @@ The blocking face is generated from this one (scripts/unasync.py).
 import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from atoll.errors import NotFound, SandboxGone
 
@@ -24,6 +24,9 @@ from .shells import Shells
 from .terminals import Terminals, read_values
 from .tunnel import Tunnel, open_tunnel
 from .workspaces import Workspaces
+
+if TYPE_CHECKING:
+    from ..wire import EventWire, ExposedWire, TranscriptWire
 
 
 class Sandbox(Workspaces, Shells, Terminals):
@@ -247,7 +250,7 @@ class Sandbox(Workspaces, Shells, Terminals):
         ref, link = self._target()
         return bool((link.call(calls.unexpose(ref, port)))["ok"])
 
-    def exposed(self) -> builtins.list[dict[str, Any]]:
+    def exposed(self) -> "builtins.list[ExposedWire]":
         """Return the ports that have a URL: port, host, url, site_url and started_at of each."""
         ref, link = self._target()
         return builtins.list((link.call(calls.get(calls.sandbox_path(ref, "exposures"))))["exposures"])
@@ -399,7 +402,7 @@ class Sandbox(Workspaces, Shells, Terminals):
         ref, link = self._target()
         return open_tunnel(link, ref, port)
 
-    def log(self, *, offset: int | None = None, limit: int | None = None) -> dict[str, Any]:
+    def log(self, *, offset: int | None = None, limit: int | None = None) -> "TranscriptWire":
         """Return a window of the transcript: output, offset, next_offset, eof.
 
         Args:
@@ -408,10 +411,10 @@ class Sandbox(Workspaces, Shells, Terminals):
         """
         ref, link = self._target()
         query = {"offset": offset, "limit": limit}
-        answer: dict[str, Any] = link.call(calls.get(calls.sandbox_path(ref, "log"), query))
+        answer: TranscriptWire = link.call(calls.get(calls.sandbox_path(ref, "log"), query))
         return answer
 
-    def events(self, *, limit: int | None = None, after: int | None = None) -> builtins.list[dict[str, Any]]:
+    def events(self, *, limit: int | None = None, after: int | None = None) -> "builtins.list[EventWire]":
         """Return what happened to the sandbox, oldest first.
 
         Args:

@@ -6,11 +6,14 @@ The blocking face is generated from this one (scripts/unasync.py).
 
 import builtins
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 from .. import calls
 from ..options import CreateOptions, check_create
 from .driver import Link
+
+if TYPE_CHECKING:
+    from ..wire import SnapshotWire
 
 Where = tuple[str | None, str | None, str | None]
 
@@ -36,7 +39,7 @@ class Workspaces:
         other._ref = ref  # type: ignore[attr-defined]
         return other
 
-    def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> dict[str, Any]:
+    def snapshot(self, name: str, *, full: bool = False, force: bool = False) -> "SnapshotWire":
         """Keep its files under a name, and return what is known of the snapshot.
 
         Args:
@@ -45,7 +48,7 @@ class Workspaces:
             force: replace a snapshot of that name.
         """
         ref, link = self._target()
-        found: dict[str, Any] = link.call(calls.save_snapshot(ref, name, full=full, force=force))
+        found: SnapshotWire = link.call(calls.save_snapshot(ref, name, full=full, force=force))
         return found
 
     @classmethod
@@ -76,7 +79,7 @@ class Workspaces:
     @classmethod
     def snapshots(
         cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
-    ) -> builtins.list[dict[str, Any]]:
+    ) -> "builtins.list[SnapshotWire]":
         """Return the caller's snapshots, oldest first.
 
         Args:
@@ -86,7 +89,7 @@ class Workspaces:
         """
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
-            found: builtins.list[dict[str, Any]] = (sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
+            found: builtins.list[SnapshotWire] = (sandbox._link.call(calls.get("/v1/snapshots")))["snapshots"]
             return found
         finally:
             sandbox.close()

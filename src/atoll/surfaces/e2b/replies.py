@@ -1,6 +1,6 @@
 """Answers in the contract's form, and what its clients are told to do after an error."""
 
-from typing import Any
+from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
 from atoll import errors
@@ -12,7 +12,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 class WireError(errors.AtollError):
     """An error whose status, and name where it has one, the contract gives."""
 
-    def __init__(self, status: int, message: str, name: str = "", *, more: dict[str, Any] | None = None) -> None:
+    def __init__(self, status: int, message: str, name: str = "", *, more: Mapping[str, object] | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.body = {"code": status, "message": message, **({"error_code": name} if name else {}), **(more or {})}

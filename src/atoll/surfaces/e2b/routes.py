@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from atoll import errors, model
 from atoll.server import frames
 from atoll.server.request import Exchange
 from atoll.server.routes import Rest, route
+from atoll.server.tcp import Listening
 
 if TYPE_CHECKING:
     from atoll.surfaces.e2b.app import E2b
@@ -29,7 +30,7 @@ async def open_e2b(rest: Rest, exchange: Exchange) -> None:
     await frames.send(exchange, _serving(E2b(rest.core, settings), request.host, request.port))
 
 
-async def _serving(app: "E2b", host: str, port: int) -> AsyncGenerator[dict[str, Any], None]:
+async def _serving(app: "E2b", host: str, port: int) -> AsyncGenerator[Listening, None]:
     """Serve until the iterator is closed; its one item says where."""
     from atoll.surfaces.e2b.door import E2bDoor
 

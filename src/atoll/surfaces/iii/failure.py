@@ -1,7 +1,8 @@
 """Errors of the functions: one envelope with a code, a kind, whether to retry and a fix that can be merged and sent again."""
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, NotRequired, TypedDict
 
 from atoll import errors
 
@@ -46,6 +47,20 @@ CODES: dict[str, Code] = {
 }
 
 
+Patch = Mapping[str, object]  # fields of a request that can be merged and sent again
+
+
+class Envelope(TypedDict):
+    type: str
+    code: str
+    message: str
+    docs_url: str
+    retryable: bool
+    fix: Patch | None
+    fix_note: str | None
+    details: NotRequired[Mapping[str, object]]
+
+
 class Failure(Exception):
     """What a function answers instead of a result. Its text is the envelope."""
 
@@ -54,9 +69,9 @@ class Failure(Exception):
         code: str,
         message: str,
         *,
-        fix: dict[str, Any] | None = None,
+        fix: Patch | None = None,
         note: str | None = None,
-        details: dict[str, Any] | None = None,
+        details: Mapping[str, object] | None = None,
     ) -> None:
         self.code = code
         self.message = message.encode("utf-8", "replace").decode()
@@ -65,9 +80,9 @@ class Failure(Exception):
         self.details = details
         super().__init__(json.dumps(self.envelope()))
 
-    def envelope(self) -> dict[str, Any]:
+    def envelope(self) -> Envelope:
         kind = CODES[self.code]
-        found: dict[str, Any] = {
+        found: Envelope = {
             "type": kind.type,
             "code": self.code,
             "message": self.message,

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from atoll import errors, model
+from atoll.core.files.verbs import Entry
 from atoll.surfaces.iii import requests as r
 from atoll.surfaces.iii.door import Door
-from atoll.surfaces.iii.failure import Failure, of_file
+from atoll.surfaces.iii.failure import Failure, Patch, of_file
 
 ANSWER = 8 * 1024 * 1024 - 64 * 1024  # what fits into one message of the bus, with room for what is around it
 BODY = 1024 * 1024
@@ -18,7 +19,7 @@ MOST_MATCHES = 1_000_000
 PIECE = 64 * 1024
 
 
-async def _ask(door: Door, sandbox: str, op: str, request: model.Request) -> dict[str, Any]:
+async def _ask(door: Door, sandbox: str, op: str, request: model.Request) -> Entry:
     try:
         return await door.core.files.ask(door.who, sandbox, op, request)
     except errors.AtollError as error:
@@ -38,7 +39,7 @@ def _reach(door: Door, text: str) -> str:
     return sandbox
 
 
-def entry(stat: dict[str, Any], name: str) -> r.Entry:
+def entry(stat: Entry, name: str) -> r.Entry:
     return r.Entry(
         name=name,
         is_dir=stat.get("type") == "directory",
@@ -135,7 +136,7 @@ def _explained(failure: Failure, parents: bool, existing: str) -> Failure:
     return failure
 
 
-def _literal(failure: Failure, fix: dict[str, Any]) -> Failure:
+def _literal(failure: Failure, fix: Patch) -> Failure:
     """A pattern that does not compile is searched for as the text it is."""
     return Failure("S217", failure.message, fix=fix, note=failure.note) if failure.code == "S217" else failure
 
@@ -229,7 +230,7 @@ async def sed(door: Door, request: r.Sed) -> r.EditedFiles:
     return r.EditedFiles(results, sum(one.replacements for one in results if one.success))
 
 
-def _edited(one: dict[str, Any]) -> r.Edited:
+def _edited(one: Entry) -> r.Edited:
     error = one.get("error")
     path, count = str(one.get("path", "")), int(one.get("replacements") or 0)
     if error is None:
@@ -298,7 +299,7 @@ async def read(door: Door, request: r.OfPath) -> r.ReadFile:
     return answer
 
 
-def described(found: dict[str, Any]) -> r.ReadFile:
+def described(found: Entry) -> r.ReadFile:
     return r.ReadFile(
         content=None,
         size=found.get("size", 0),

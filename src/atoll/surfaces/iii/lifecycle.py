@@ -5,8 +5,8 @@ import os
 import resource
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from atoll import errors, model
 from atoll.core.policy.images import AUTO, StoredImages
@@ -117,10 +117,10 @@ def _check_caps(door: Door, request: r.Create) -> None:
         )
 
 
-def _limits(door: Door, request: r.Create) -> dict[str, Any]:
+def _limits(door: Door, request: r.Create) -> Mapping[str, float]:
     """What was asked for, by the caller or the operator. The rest is left to core's defaults, which need not be held."""
     settings = door.settings
-    found: dict[str, Any] = {
+    found: dict[str, float | None] = {
         "cpus": request.cpus or settings.default_cpus,
         "memory_mb": request.memory_mb or settings.default_memory_mb,
         "disk_mb": settings.disk_mb,
@@ -173,7 +173,7 @@ def _spec(
     longest = door.settings.longest_exec_ms
     if stdin is not None:
         r.base64_bytes("stdin", stdin)
-    fields: dict[str, Any] = {
+    fields: Mapping[str, object] = {
         "argv": argv,
         "env": r.environment(env),
         "stdin_b64": stdin,
@@ -198,14 +198,18 @@ async def _executed(door: Door, sandbox: str, spec: model.ExecSpec) -> r.Execute
         raise of_exec(error) from None
     answer = _answer(result)
     if result.timed_out:
-        told: dict[str, Any] = {"stdout": answer.stdout, "stderr": answer.stderr, "duration_ms": answer.duration_ms}
+        told: Mapping[str, object] = {
+            "stdout": answer.stdout,
+            "stderr": answer.stderr,
+            "duration_ms": answer.duration_ms,
+        }
         raise _late(spec.limit_ms, told)
     with suppress(errors.AtollError):
         await _linger(door, sandbox, result, answer)
     return answer
 
 
-def _late(limit_ms: int, details: dict[str, Any]) -> Failure:
+def _late(limit_ms: int, details: Mapping[str, object]) -> Failure:
     return Failure("S200", f"the command did not end within {limit_ms} ms and was killed", details=details)
 
 

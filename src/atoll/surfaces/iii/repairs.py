@@ -7,12 +7,13 @@ request decodes. Nothing that would destroy something is ever put into one.
 import base64
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from atoll.surfaces.iii import requests as r
-from atoll.surfaces.iii.failure import Failure
+from atoll.surfaces.iii.failure import Failure, Patch
 
 NO_FIX = object()
 SYNONYMS = {"py": "python", "python3": "python", "js": "node", "nodejs": "node", "javascript": "node",
@@ -32,12 +33,12 @@ def nearest_image(name: str, allowed: list[str], lang: str = "") -> str | None:
     return next(iter(difflib.get_close_matches(bare, allowed, 1, 0.5)), allowed[0])
 
 
-def propose(kind: type[msgspec.Struct], payload: Any, allowed: list[str]) -> dict[str, Any] | None:
+def propose(kind: type[msgspec.Struct], payload: Any, allowed: list[str]) -> Patch | None:
     """Return a patch after which the payload decodes, or None when there is none."""
     given = payload if isinstance(payload, dict) else {}
     if payload is not None and payload != given:
         return None
-    patch: dict[str, Any] = {}
+    patch: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         value = given.get(field.name, msgspec.UNSET)
         if value is msgspec.UNSET:
@@ -56,7 +57,7 @@ def propose(kind: type[msgspec.Struct], payload: Any, allowed: list[str]) -> dic
     return patch
 
 
-def _missing(name: str, given: dict[str, Any], allowed: list[str]) -> Any:
+def _missing(name: str, given: Mapping[str, object], allowed: list[str]) -> Any:
     image, lang = given.get("image"), given.get("lang")
     if name == "image" and allowed:
         return nearest_image("", allowed, lang if isinstance(lang, str) else "")

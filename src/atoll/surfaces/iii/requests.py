@@ -8,6 +8,7 @@ import base64
 import json
 import re
 import uuid
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -376,12 +377,15 @@ def absolute(what: str, path: str) -> str:
     return path if path.startswith("/") else "/" + path
 
 
-def schema(kind: Any) -> dict[str, Any]:
+Schema = Mapping[str, object]
+
+
+def schema(kind: Any) -> Schema:
     """A JSON Schema that stands by itself."""
     (made,), components = msgspec.json.schema_components((kind,), ref_template="#/$defs/{name}")
     whole = {**made, "$defs": components} if components else made
     if set(made) == {"$ref"}:
         name = made["$ref"].rpartition("/")[2]
         whole = {**components[name], "$defs": {key: value for key, value in components.items() if key != name}}
-    plain: dict[str, Any] = json.loads(json.dumps(whole))
+    plain: Schema = json.loads(json.dumps(whole))
     return plain

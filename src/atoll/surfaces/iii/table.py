@@ -83,6 +83,6 @@ async def call(door: Door, name: str, payload: Any) -> Any:
         raise Failure(code, error.message, note=error.hint or None) from None
 
 
-def schemas(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def schemas(name: str) -> tuple[r.Schema, r.Schema]:
     function = FUNCTIONS[name]
     return r.schema(function.kind), r.schema(function.answer)

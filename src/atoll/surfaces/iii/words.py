@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Collection
-from typing import Any
 
 from atoll.egress import HOST_NAME
-from atoll.surfaces.iii.failure import EXEC_EXAMPLE, Failure
+from atoll.surfaces.iii.failure import EXEC_EXAMPLE, Failure, Patch
 
 BLANK = " \t\r\n"
 ESCAPED_IN_QUOTES = '$`"\\\n'
@@ -65,7 +64,7 @@ def _open(what: str) -> Failure:
     return Failure("S001", f"cmd has an unfinished {what}", note=EXEC_EXAMPLE)
 
 
-def _as_argv(words: list[str]) -> dict[str, Any] | None:
+def _as_argv(words: list[str]) -> Patch | None:
     """Return the patch that gives these words as argv alone."""
     found = [word.replace("\0", "") for word in words]
     while found and not found[0]:

@@ -12,7 +12,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -102,12 +102,12 @@ class Door:
         body = json.dumps(payload).encode()
         return await _answer(await self._link.open(self._call("POST", f"/functions/{function}", body)))
 
-    async def upload(self, fields: dict[str, Any], source: AsyncIterator[bytes]) -> Any:
+    async def upload(self, fields: Mapping[str, object], source: AsyncIterator[bytes]) -> Any:
         await self._open.wait()
         target = with_query("/functions/sandbox::fs::write", fields)
         return await _answer(await self._link.open(self._call("PUT", target), source))
 
-    async def download(self, fields: dict[str, Any]) -> tuple[dict[str, Any], AsyncExchange]:
+    async def download(self, fields: Mapping[str, object]) -> tuple[dict[str, Any], AsyncExchange]:
         await self._open.wait()
         exchange = await self._link.open(self._call("GET", with_query("/functions/sandbox::fs::read/content", fields)))
         if exchange.head.status >= 400:

@@ -2,14 +2,23 @@
 
 import base64
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import NotRequired, TypedDict
 
 import msgspec
 
 from atoll.model import ExecResult
 
 KEPT = 16_000  # bytes of a text; more is cut in its middle
-Result = dict[str, Any]
+
+
+class Result(TypedDict):
+    """The result of a tool."""
+
+    content: list[Mapping[str, object]]
+    isError: bool
+    structuredContent: NotRequired[Mapping[str, object]]
+
 
 _IMAGES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -19,14 +28,14 @@ _IMAGES = (
 )
 
 
-def text(value: str, *, is_error: bool = False, structured: Any = None) -> Result:
+def text(value: str, *, is_error: bool = False, structured: Mapping[str, object] | None = None) -> Result:
     found: Result = {"content": [{"type": "text", "text": clean(value)}], "isError": is_error}
     if structured is not None:
         found["structuredContent"] = structured
     return found
 
 
-def values(fields: dict[str, Any], *, is_error: bool = False) -> Result:
+def values(fields: Mapping[str, object], *, is_error: bool = False) -> Result:
     """K8E's form: the text is the JSON of the structured content."""
     fields = {key: clean(value) if isinstance(value, str) else value for key, value in fields.items()}
     return text(json.dumps(fields, ensure_ascii=False), is_error=is_error, structured=fields)
@@ -82,7 +91,7 @@ def image_type(raw: bytes) -> str | None:
     return next((kind for magic, kind in _IMAGES if raw.startswith(magic)), None)
 
 
-def binary(path: str, raw: bytes) -> dict[str, Any]:
+def binary(path: str, raw: bytes) -> Mapping[str, object]:
     """A file that is no text: an image as one, anything else as a resource with its bytes."""
     data, kind = base64.b64encode(raw).decode(), image_type(raw)
     if kind is not None:
@@ -129,7 +138,7 @@ class Ended:
         assert self.done is not None
         return 124 if self.done.timed_out else self.done.exit_code
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self) -> Mapping[str, object]:
         assert self.done is not None
         return {
             "stdout": self.stdout.text(),

@@ -1,6 +1,6 @@
 """Files of a sandbox as tool results: text as text, images as images, other bytes as such, large ones in parts."""
 
-from typing import Any
+from collections.abc import Mapping
 
 from atoll import errors
 from atoll.surfaces.mcp import content
@@ -69,7 +69,7 @@ def _is_text(raw: bytes) -> bool:
     return True
 
 
-def entry(one: dict[str, Any]) -> dict[str, Any]:
+def entry(one: Mapping[str, object]) -> Mapping[str, object]:
     modified, size = one.get("mtime"), one.get("size")
     return {
         "path": content.clean(str(one.get("path", ""))),

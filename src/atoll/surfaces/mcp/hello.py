@@ -7,7 +7,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
+
+    Message: TypeAlias = Mapping[str, object]  # of JSON-RPC, on its way out
 
 K8E, AGENTKERNEL, ALL = "k8e", "agentkernel", "all"
 TOOLSETS = (K8E, AGENTKERNEL, ALL)
@@ -29,7 +32,7 @@ INSTRUCTIONS = {
 }
 
 
-def initialized(params: Any, toolset: str) -> dict[str, Any]:
+def initialized(params: Any, toolset: str) -> Mapping[str, object]:
     """The result of `initialize`: the client's protocol version when it is known here, else the oldest."""
     asked = params.get("protocolVersion") if isinstance(params, dict) else None
     return {
@@ -40,9 +43,9 @@ def initialized(params: Any, toolset: str) -> dict[str, Any]:
     }
 
 
-def answer(request: Any, result: Any) -> dict[str, Any]:
+def answer(request: Any, result: Any) -> Message:
     return {"jsonrpc": "2.0", "id": request, "result": result}
 
 
-def failure(request: Any, code: int, message: str) -> dict[str, Any]:
+def failure(request: Any, code: int, message: str) -> Message:
     return {"jsonrpc": "2.0", "id": request, "error": {"code": code, "message": message}}

@@ -18,7 +18,7 @@ from atoll.core import Core
 from atoll.core.access.credentials import Peer, bearer_of, require
 from atoll.core.access.principals import Principal
 from atoll.server.error_boundary import content_kind, guarded, refuse_browsers
-from atoll.server.request import Exchange, Gone, Receive, Scope, Send, check_texts, unquote
+from atoll.server.request import Event, Exchange, Gone, Receive, Scope, Send, check_texts, unquote
 from atoll.server.tcp import is_loopback
 from atoll.surfaces.mcp import hello
 from atoll.surfaces.mcp.client import Client
@@ -239,7 +239,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     """The body again, for the next reader, and then what comes after it."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> dict[str, Any]:
+    async def again() -> Event:
         return waiting.pop() if waiting else await receive()
 
     return again

@@ -52,7 +52,7 @@ async def status(call: Call, asked: tools.Nothing) -> content.Result:
 async def create_session(call: Call, asked: tools.CreateSession) -> content.Result:
     tenant = ids.tenant(asked.tenant_id or call.settings.tenant)
     labels = words.tenant_labels(tenant)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "runtime": asked.runtime_class or call.settings.runtime,
         "hosts": asked.allowed_hosts or None,
         "labels": labels,
@@ -93,7 +93,7 @@ async def exec_stream(call: Call, asked: tools.ExecCommand) -> content.Result:
 
 @tool("sandbox_write_file")
 async def write_file(call: Call, asked: tools.WriteFile) -> content.Result:
-    options: dict[str, Any] = {"append": True} if asked.mode == "a" else {}
+    options = {"append": True} if asked.mode == "a" else {}
     data = asked.content.encode("utf-8", "surrogatepass")
     path = files.absolute(asked.path)
     await call.core.files.write(call.who, ids.session_ref(asked.session_id), path, data, parents=True, **options)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from atoll.surfaces.mcp import hello, k8e, named, shells  # noqa: F401  # they fill the table of handlers
@@ -10,7 +10,8 @@ from atoll.surfaces.mcp.client import BadArguments, Client
 from atoll.surfaces.mcp.progress import Report
 from atoll.surfaces.mcp.tools import listed
 
-Message = dict[str, Any]
+Message = Mapping[str, object]
+Params = Mapping[str, object]
 Send = Callable[[Message], Awaitable[None]]
 MAX_BATCH = 64
 
@@ -65,7 +66,7 @@ class Conversation:
             return hello.failure(request, hello.BAD_PARAMETERS, "params must be an object")
         return await self._request(request, method, params or {})
 
-    async def _request(self, request: Any, method: str, params: dict[str, Any]) -> Message:
+    async def _request(self, request: Any, method: str, params: Params) -> Message:
         if method == "initialize":
             self._greet(params)
             return hello.answer(request, hello.initialized(params, self.client.settings.toolset))
@@ -77,7 +78,7 @@ class Conversation:
             return await self._call(request, params)
         return hello.failure(request, hello.UNKNOWN_METHOD, f"unknown method {method!r:.120}")
 
-    async def _call(self, request: Any, params: dict[str, Any]) -> Message:
+    async def _call(self, request: Any, params: Params) -> Message:
         name = params.get("name")
         if not isinstance(name, str):
             return hello.failure(request, hello.BAD_PARAMETERS, "name must be the name of a tool")
@@ -98,7 +99,7 @@ class Conversation:
         finally:
             self._calls.pop(request, None)
 
-    def _report(self, params: dict[str, Any]) -> Report | None:
+    def _report(self, params: Params) -> Report | None:
         meta = params.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
         if isinstance(token, bool) or not isinstance(token, str | int):

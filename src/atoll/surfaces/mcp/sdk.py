@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.access.principals import Principal
-from atoll.server.request import Receive, Scope, Send
+from atoll.server.request import Event, Receive, Scope, Send
 from atoll.surfaces.mcp import hello
 from atoll.surfaces.mcp.client import BadArguments, Client
 from atoll.surfaces.mcp.tools import listed
@@ -119,10 +119,10 @@ class Sdk:
         scope: Scope = {"type": "http", "method": "DELETE", "path": "/mcp", "query_string": b""}
         scope["headers"] = [(b"mcp-session-id", session.encode()), (b"host", b"localhost")]
 
-        async def receive() -> dict[str, Any]:
+        async def receive() -> Event:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: Event) -> None:
             """Nobody hears it."""
 
         await self.handle(scope, receive, send, who)

@@ -11,7 +11,7 @@ from atoll import accounts, errors, model
 from atoll.core import Core
 from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
-from atoll.server.request import Receive, Send, wire
+from atoll.server.request import Event, Receive, Send, wire
 from atoll.server.tunnel import refuse
 from atoll.surfaces.mcp import hello
 from atoll.surfaces.mcp.client import Client
@@ -93,6 +93,6 @@ async def _converse(client: Client, held: accounts.Lease, receive: Receive, send
         await client.close()
 
 
-def _data(message: dict[str, Any]) -> bytes:
+def _data(message: Event) -> bytes:
     data = message.get("bytes")
     return data if data is not None else (message.get("text") or "").encode("utf-8", "replace")

@@ -17,8 +17,9 @@ from atoll.surfaces.mcp.hello import AGENTKERNEL, ALL, K8E
 
 if TYPE_CHECKING:
     from atoll.surfaces.mcp.client import Call
+    from atoll.surfaces.mcp.content import Result
 
-Handler = Callable[["Call", Any], Awaitable[dict[str, Any]]]
+Handler = Callable[["Call", Any], Awaitable["Result"]]
 MAX_SECONDS = 86_400
 
 

@@ -1,5 +1,6 @@
 """The OpenAPI document, made from the route table and the structs: it cannot say anything the code does not do."""
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -21,12 +22,12 @@ _RAW = {
 
 
 @cache
-def document() -> dict[str, Any]:
+def document() -> Mapping[str, object]:
     kinds = [r.kind for r in ROUTES.values() if r.kind] + [r.answer for r in ROUTES.values() if r.answer]
     kinds += [model.CommandInfo, model.ExecResult]
     schemas, components = msgspec.json.schema_components(dict.fromkeys(kinds), ref_template=_REF)
     by_kind = dict(zip(dict.fromkeys(kinds), schemas, strict=True))
-    paths: dict[str, Any] = {}
+    paths: dict[str, dict[str, Mapping[str, object]]] = {}
     for key, found in ROUTES.items():
         paths.setdefault(PATHS[key], {})[key[0].lower()] = _operation(key, found, by_kind)
     return {
@@ -37,8 +38,8 @@ def document() -> dict[str, Any]:
     }
 
 
-def _operation(key: tuple[str, str], found: Any, by_kind: dict[Any, Any]) -> dict[str, Any]:
-    parameters: list[dict[str, Any]] = [
+def _operation(key: tuple[str, str], found: Any, by_kind: dict[Any, Any]) -> Mapping[str, object]:
+    parameters: list[Mapping[str, object]] = [
         {"name": part[1:-1], "in": "path", "required": True, "schema": {"type": "string"}}
         for part in PATHS[key].split("/")
         if part.startswith("{")
@@ -48,7 +49,7 @@ def _operation(key: tuple[str, str], found: Any, by_kind: dict[Any, Any]) -> dic
         parameters.append({"name": name, "in": "query", "required": name == "path", "schema": schema})
     raw = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     answer = {"application/json": {"schema": by_kind.get(found.answer, {"type": "object"})}}
-    operation: dict[str, Any] = {
+    operation: dict[str, object] = {
         "operationId": f"{key[0].lower()}_{key[1].replace('/', '_').replace('*', 'x').replace('.', '_')}",
         "summary": found.does,
         "responses": {
@@ -68,7 +69,7 @@ def _operation(key: tuple[str, str], found: Any, by_kind: dict[Any, Any]) -> dic
     return operation
 
 
-def _error() -> dict[str, Any]:
+def _error() -> Mapping[str, object]:
     return {
         "type": "object",
         "required": ["error"],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from atoll.cli.grammar import Arguments
     from atoll.client._sync.driver import Link
+    from atoll.client.wire import MountFields, SandboxFields, SandboxWire
 
     from .project import Project
 
@@ -73,10 +74,10 @@ def _refuse_unused(project: Project) -> None:
         say(f"Warning: {project.path}: `{word}` is for `run`; {hints[word]}")
 
 
-def _fields(arguments: Arguments, project: Project | None, name: str, link: Link) -> dict[str, Any]:
+def _fields(arguments: Arguments, project: Project | None, name: str, link: Link) -> SandboxFields:
     fields = create_fields(arguments, project, link)
     image, program = choose_image(arguments, project, [], link)
-    fields.update(name=name, image=image, program=program, start=False, persistent=True)
+    fields |= {"name": name, "image": image, "program": program, "start": False, "persistent": True}
     if called_agentkernel() and "mode" not in fields and "hosts" not in fields:
         fields["mode"] = "native"
     if arguments.ttl is not None:
@@ -89,8 +90,8 @@ def _fields(arguments: Arguments, project: Project | None, name: str, link: Link
         labels["agent"] = arguments.agent
     if arguments.verb == "sandbox create":  # it has the flags of K8E's create too
         more = calls.create_fields({**create_options(arguments), **more_options(arguments)})
-        labels.update(more.pop("labels", {}))
-        fields["limits"] = {**more.pop("limits", {}), **fields.get("limits", {})}
+        labels.update(more.pop("labels", None) or {})
+        fields["limits"] = {**(more.pop("limits", {}) or {}), **(fields.get("limits") or {})}
         chosen = (
             *(("runtime",) if arguments.runtime else ()),
             "lifetime_s",
@@ -98,12 +99,12 @@ def _fields(arguments: Arguments, project: Project | None, name: str, link: Link
             "host_ports",
             *more_options(arguments),
         )
-        fields.update({key: more[key] for key in chosen if key in more})
+        fields.update({key: value for key, value in more.items() if key in chosen})  # type: ignore[typeddict-item]
     fields["labels"] = labels
     return fields
 
 
-def workspace_mount(directory: str) -> dict[str, Any]:
+def workspace_mount(directory: str) -> MountFields:
     """A directory of this machine as /workspace."""
     source = os.path.realpath(directory)
     if not os.path.isdir(source):
@@ -288,7 +289,7 @@ def import_config(arguments: Arguments) -> int:
     return create(type(arguments)([name], values, arguments.verb))
 
 
-def _row(wire: dict[str, Any]) -> dict[str, Any]:
+def _row(wire: SandboxWire) -> dict[str, str]:
     return {
         "name": wire.get("name") or wire["id"],
         "status": SHOWN.get(wire["state"], wire["state"]),
@@ -297,8 +298,9 @@ def _row(wire: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _limit(wire: dict[str, Any], name: str) -> Any:
-    return ((wire.get("limits") or {}).get(name) or {}).get("value")
+def _limit(wire: SandboxWire, name: str) -> float | None:
+    held = (wire.get("limits") or {}).get(name)
+    return None if held is None else held["value"]
 
 
 def _when(at: float | None) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from atoll.cli.grammar import Arguments
+    from atoll.client.wire import SandboxFields
 
 KEYS = {"name", "image", "command", "input", "output"}
 MAX_JOBS = 64
@@ -155,7 +156,7 @@ def _job(text: str) -> tuple[str, str, list[str]]:
     return name, image_name(image), shlex.split(command)
 
 
-def _fields(arguments: Arguments, link: Link) -> dict[str, Any]:
+def _fields(arguments: Arguments, link: Link) -> SandboxFields:
     values = {"profile": None, "memory": None, "cpus": None, "env": [], **arguments.values}
     fields = create_fields(type(arguments)([], values, arguments.verb), None, link)
     if "hosts" not in fields and "mode" not in fields:
@@ -163,8 +164,8 @@ def _fields(arguments: Arguments, link: Link) -> dict[str, Any]:
     return fields
 
 
-def _create(link: Link, fields: dict[str, Any], image: str, program: str | None = None) -> str:
-    more: dict[str, Any] = {"image": image}
+def _create(link: Link, fields: SandboxFields, image: str, program: str | None = None) -> str:
+    more: SandboxFields = {"image": image}
     if image == "auto":
         more["program"] = program or "sh"
     return str(link.call(calls.create({**fields, **more, "lifetime_s": 86_400.0}))["id"])

@@ -16,12 +16,14 @@ from .words import called_agentkernel, image_name, runtime
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from atoll.cli.grammar import Arguments
     from atoll.client._sync.driver import Link
+    from atoll.client.wire import MountFields, SandboxFields
 
-    from .project import Project
+    from .project import Keys, Project
 
 MOST_NAMES, MOST_TEXT = 10_000, 65_536  # of a directory's files, and of a Procfile
 USUAL_LIMITS = {"memory_mb": 512, "cpus": 1.0}  # below these an operator's default is a wish to narrow
@@ -30,7 +32,7 @@ _STRICTNESS = {name: place for place, name in enumerate(("default", "moderate", 
 assert set(_STRICTNESS) == set(SECCOMP)
 
 
-def combine(arguments: Arguments, project: Project | None) -> tuple[Policy, str | None, dict[str, Any]]:
+def combine(arguments: Arguments, project: Project | None) -> tuple[Policy, str | None, Keys]:
     """The merge rule on what was asked here and what the file says; with it the profile and the single keys that count."""
     try:
         mode = None if arguments.compatibility_mode is None else mode_name(arguments.compatibility_mode)
@@ -54,14 +56,14 @@ def _narrows(key: str, value: Any, chosen: Policy) -> bool:
     return bool(value == _NARROW[key])
 
 
-def create_fields(arguments: Arguments, project: Project | None, link: Link) -> dict[str, Any]:
+def create_fields(arguments: Arguments, project: Project | None, link: Link) -> SandboxFields:
     """The fields of CreateSandbox, without image and name."""
     policy, profile, keys = combine(arguments, project)
     env = dict(policy.env)
     if policy.pass_env:
         env.update(_own_environment())
     env.update(dict(arguments.env))
-    fields: dict[str, Any] = {
+    fields: SandboxFields = {
         "runtime": runtime(arguments.backend),
         "profile": profile,
         "mode": policy.mode,
@@ -75,7 +77,7 @@ def create_fields(arguments: Arguments, project: Project | None, link: Link) -> 
     }
     if policy.profile == "permissive" and policy.mode is None and fields["hosts"] is None:
         fields["mode"] = NATIVE
-    return {key: value for key, value in fields.items() if value is not None}
+    return {key: value for key, value in fields.items() if value is not None}  # type: ignore[return-value]
 
 
 def _own_environment() -> dict[str, str]:
@@ -92,8 +94,8 @@ def _own_environment() -> dict[str, str]:
     return found
 
 
-def _mounts(policy: Policy) -> list[dict[str, Any]]:
-    mounts = []
+def _mounts(policy: Policy) -> list[MountFields]:
+    mounts: list[MountFields] = []
     if policy.mount_home:
         home = os.path.realpath(os.path.expanduser("~"))
         mounts.append({"source": home, "target": "/home/user", "read_only": True})
@@ -105,8 +107,8 @@ def _mounts(policy: Policy) -> list[dict[str, Any]]:
     return mounts
 
 
-def _limits(arguments: Arguments, policy: Policy, project: Project | None, link: Link) -> dict[str, Any] | None:
-    limits: dict[str, Any] = {}
+def _limits(arguments: Arguments, policy: Policy, project: Project | None, link: Link) -> Mapping[str, float] | None:
+    limits: dict[str, float] = {}
     if project is not None:
         for name, key in (("memory_mb", "memory_mb"), ("cpus", "vcpus")):
             value = project.get("resources", key)
@@ -120,7 +122,7 @@ def _limits(arguments: Arguments, policy: Policy, project: Project | None, link:
     return limits or None
 
 
-def _check_narrowed(project: Project, limits: dict[str, Any], link: Link) -> None:
+def _check_narrowed(project: Project, limits: Mapping[str, float], link: Link) -> None:
     """A found file may not go above what the operator's own settings cut down."""
     settings = link.call(calls.get("/v1/config")).get("limits") or {}
     for name, value in limits.items():

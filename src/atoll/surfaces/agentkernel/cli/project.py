@@ -15,7 +15,10 @@ from atoll.profiles import KEYS, NATIVE, mode_name, nearest, profile_name, secco
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
+    from typing import Any, TypeAlias
+
+    Keys: TypeAlias = Mapping[str, bool | str]  # single settings of a `[security]` block
 
 NAMES = ("atoll.toml", "agentkernel.toml")
 MAX_BYTES = 1 << 20
@@ -37,13 +40,13 @@ SECTIONS: dict[str, dict[str, str]] = {
     "daemon": {"min_warm": _NUMBER, "max_warm": _NUMBER, "agents": _TABLE},
 }  # fmt: skip
 UNSUPPORTED = ("build", "secrets", "ssh", "orchestrator", "enterprise", "remote", "schedule", "proxy")
-_KINDS: dict[str, Any] = {_TEXT: str, _FLAG: bool, _TABLE: dict}
+_KINDS: dict[str, type] = {_TEXT: str, _FLAG: bool, _TABLE: dict}
 
 
 class Project:
     """The values of one file. `found`: nobody named it, it was just there."""
 
-    def __init__(self, path: str, data: dict[str, Any], found: bool) -> None:
+    def __init__(self, path: str, data: Mapping[str, Any], found: bool) -> None:
         self.path = path
         self.directory = os.path.dirname(path)
         self.data = data
@@ -66,7 +69,7 @@ class Project:
         return None if text is None else profile_name(text)
 
     @property
-    def keys(self) -> dict[str, Any]:
+    def keys(self) -> Keys:
         """The single settings of `[security]` that are given."""
         return {key: self.get("security", key) for key in KEYS if self.get("security", key) is not None}
 
@@ -83,11 +86,11 @@ class Project:
         if words & set(block) or not listed:
             raise PermissionDenied(f"{argv[0]!r:.120} is not allowed by [security.commands] of {self.path}")
 
-    def files(self) -> list[dict[str, Any]]:
+    def files(self) -> list[Mapping[str, object]]:
         """`[[files]]` as the daemon takes them."""
         from atoll.client.codec import to_base64
 
-        made = []
+        made: list[Mapping[str, object]] = []
         for entry in self.data.get("files") or []:
             source, dest = self._source(entry), entry.get("dest")
             if not isinstance(dest, str) or not dest.startswith("/") or ".." in dest.split("/"):
@@ -103,7 +106,7 @@ class Project:
             made.append({"path": dest, "content_b64": to_base64(content), "mode": mode & 0o7777})
         return made
 
-    def _source(self, entry: dict[str, Any]) -> str:
+    def _source(self, entry: Mapping[str, object]) -> str:
         source = entry.get("source")
         if not isinstance(source, str) or not source:
             raise InvalidArgument(f"{self.path}: an entry of [[files]] needs a source")
@@ -152,7 +155,7 @@ def _read(path: str, found: bool) -> Project:
     return project
 
 
-def _check(path: str, data: dict[str, Any], own: bool) -> None:
+def _check(path: str, data: Mapping[str, object], own: bool) -> None:
     """Every key and kind. Unknown ones are errors in atoll's own file and in security blocks, else a warning."""
     for section, value in data.items():
         if section in UNSUPPORTED:

@@ -30,8 +30,10 @@ class Recorder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self._file: IO[str] = os.fdopen(descriptor, "w", encoding="ascii", buffering=1)
-        head: dict[str, Any] = {"version": 2, "width": cols, "height": rows, "timestamp": int(time.time())}
-        head.update(command=command, title=title, env={"TERM": os.environ.get("TERM") or "xterm"})
+        head = {
+            "version": 2, "width": cols, "height": rows, "timestamp": int(time.time()), "command": command,
+            "title": title, "env": {"TERM": os.environ.get("TERM") or "xterm"},
+        }  # fmt: skip
         self._file.write(json.dumps(head) + "\n")
 
     def output(self, data: bytes) -> None:

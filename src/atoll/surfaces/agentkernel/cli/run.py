@@ -19,10 +19,36 @@ from .words import called_agentkernel, duration
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
+    from typing import NotRequired, TypedDict
 
     from atoll.cli.grammar import Arguments
     from atoll.client._sync.driver import Link
+    from atoll.client.wire import CommandWire, SandboxFields
+
+    class CommandFields(TypedDict):
+        id: str
+        argv: list[str]
+        timeout_ms: int
+        output_limit: int
+        stdin_stream: bool
+
+    class Request(TypedDict):
+        """A sandbox for one command."""
+
+        sandbox: SandboxFields
+        command: CommandFields
+        keep: bool
+        any_host: bool
+        files: NotRequired[list[Mapping[str, object]]]
+
+    class Made(TypedDict, total=False):
+        """What is told of the sandbox of a run."""
+
+        id: str
+        name: str
+        image: str
+        unheld: list[str]
 
     from .project import Project
     from .publish import Published
@@ -65,7 +91,7 @@ def template_project(arguments: Arguments) -> Project | None:
     return load(arguments.template)
 
 
-def _request(arguments: Arguments, project: Project | None, argv: list[str], link: Link) -> dict[str, Any]:
+def _request(arguments: Arguments, project: Project | None, argv: list[str], link: Link) -> Request:
     timeout = None if arguments.timeout is None else duration(arguments.timeout, "timeout")
     fields = create_fields(arguments, project, link)
     image, program = choose_image(arguments, project, argv, link)
@@ -74,10 +100,19 @@ def _request(arguments: Arguments, project: Project | None, argv: list[str], lin
         fields["program"] = program
     if arguments.ttl is not None:
         fields["lifetime_s"] = duration(arguments.ttl, "ttl") or 10.0 * 365 * 86400
-    command: dict[str, Any] = {"id": new_command_id(), "argv": argv, "timeout_ms": milliseconds(timeout)}
-    command["output_limit"] = 65_536
-    command["stdin_stream"] = _has_input()
-    request = {"sandbox": fields, "command": command, "keep": bool(arguments.keep), "any_host": called_agentkernel()}
+    command: CommandFields = {
+        "id": new_command_id(),
+        "argv": argv,
+        "timeout_ms": milliseconds(timeout),
+        "output_limit": 65_536,
+        "stdin_stream": _has_input(),
+    }
+    request: Request = {
+        "sandbox": fields,
+        "command": command,
+        "keep": bool(arguments.keep),
+        "any_host": called_agentkernel(),
+    }
     if project is not None and project.data.get("files"):
         request["files"] = project.files()
     return request
@@ -111,7 +146,7 @@ def _follow(
     mounted: bool,
     interrupts: Interrupts,
 ) -> int:
-    sandbox: dict[str, Any] = {}
+    sandbox: Made = {}
     escaped = [not arguments.raw and os.isatty(descriptor) for descriptor in (1, 2)]
     exchange = link.open(call)
     exchange.raise_for_status()
@@ -154,7 +189,7 @@ def _tell_kept(name: str) -> None:
     )
 
 
-def _status(wire: dict[str, Any], argv: list[str], sandbox: dict[str, Any], mounted: bool) -> int:
+def _status(wire: CommandWire, argv: list[str], sandbox: Made, mounted: bool) -> int:
     code = exit_code(wire)
     result = ExecResult(wire)
     if code == 127 and result.exit_code == 127:

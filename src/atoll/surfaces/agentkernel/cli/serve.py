@@ -13,13 +13,13 @@ from .words import called_agentkernel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
     from atoll.cli.grammar import Arguments
 
 
 def serve(arguments: Arguments) -> int:
-    fields: dict[str, Any] = {
+    fields: Mapping[str, object] = {
         "host": arguments.host or "127.0.0.1",
         "port": _port(arguments),
         "key": _key(arguments),

@@ -14,8 +14,6 @@ from .words import runtime, sandbox_name, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from atoll.cli.grammar import Arguments
 
 PREFIX = "session-"
@@ -29,7 +27,7 @@ def start(arguments: Arguments) -> int:
     if not arguments.name:
         raise UsageError("session start needs --name NAME")
     name, mode = _name(arguments.name), mode_name(arguments.agent)
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         "name": name, "mode": mode, "persistent": True, "runtime": runtime(arguments.backend),
         "labels": {"agent": mode, "session": arguments.name, "project": os.getcwd()},
     }  # fmt: skip

@@ -15,10 +15,9 @@ from .words import runtime, sandbox_name, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from atoll.cli.grammar import Arguments
     from atoll.client._sync.driver import Link
+    from atoll.client.wire import SandboxFields, SandboxWire
 
 
 def take(arguments: Arguments) -> int:
@@ -75,22 +74,23 @@ def restore(arguments: Arguments) -> int:
     return 0
 
 
-def _origin(link: Link, sandbox: str) -> dict[str, Any]:
+def _origin(link: Link, sandbox: str) -> SandboxWire:
     try:
-        found: dict[str, Any] = link.call(calls.info(sandbox))
+        found: SandboxWire = link.call(calls.info(sandbox))
         return found
     except NotFound:
         return {}
 
 
-def _permissions(origin: dict[str, Any]) -> dict[str, Any]:
+def _permissions(origin: SandboxWire) -> SandboxFields:
     """Resources and permissions of the sandbox it was taken of."""
-    isolation = (origin.get("policy") or {}).get("isolation") or {}
-    fields: dict[str, Any] = {"limits": {k: v["value"] for k, v in (origin.get("limits") or {}).items()}}
-    for key in ("profile", "mode"):
-        if isolation.get(key):
-            fields[key] = isolation[key]
-    if isolation.get("network") is False:
+    isolation = (origin.get("policy") or {}).get("isolation")
+    fields: SandboxFields = {"limits": {k: v["value"] for k, v in (origin.get("limits") or {}).items()}}
+    if isolation and isolation["profile"]:
+        fields["profile"] = isolation["profile"]
+    if isolation and isolation["mode"]:
+        fields["mode"] = isolation["mode"]
+    if isolation and isolation["network"] is False:
         fields["network"] = False
     if origin.get("hosts") is not None:
         fields["hosts"] = origin["hosts"]

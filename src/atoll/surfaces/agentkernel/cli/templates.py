@@ -16,9 +16,8 @@ from .words import called_agentkernel, sandbox_name, table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from atoll.cli.grammar import Arguments
+    from atoll.client.wire import SandboxWire
 
 # name: runtime word, CPUs, memory, profile, mode
 BUILT_IN: dict[str, tuple[str, float, int, str, str | None]] = {
@@ -147,18 +146,21 @@ def remove(arguments: Arguments) -> int:
     return 0
 
 
-def render(wire: dict[str, Any]) -> str:
+def render(wire: SandboxWire) -> str:
     """What a sandbox was made with, as such a file."""
-    limits, isolation = wire.get("limits") or {}, (wire.get("policy") or {}).get("isolation") or {}
+    limits = {name: held["value"] for name, held in (wire.get("limits") or {}).items()}
+    isolation = (wire.get("policy") or {}).get("isolation")
+    mode = isolation["mode"] if isolation else None
+    profile = isolation["profile"] if isolation else None
     lines = ["[sandbox]", f"name = {_quoted(wire.get('name') or 'sandbox')}"]
     if wire.get("image") and wire["image"] != "host":
         lines.append(f"base_image = {_quoted(wire['image'])}")
-    if isolation.get("mode"):
-        lines += ["", "[agent]", f"compatibility_mode = {_quoted(isolation['mode'])}"]
-    lines += ["", "[resources]", f"vcpus = {limits.get('cpus', {}).get('value', 1)}"]
-    lines += [f"memory_mb = {limits.get('memory_mb', {}).get('value', 512)}", "", "[security]"]
-    lines.append(f"profile = {_quoted(isolation.get('profile') or 'moderate')}")
-    if isolation.get("network") is False:
+    if mode:
+        lines += ["", "[agent]", f"compatibility_mode = {_quoted(mode)}"]
+    lines += ["", "[resources]", f"vcpus = {limits.get('cpus', 1)}"]
+    lines += [f"memory_mb = {limits.get('memory_mb', 512)}", "", "[security]"]
+    lines.append(f"profile = {_quoted(profile or 'moderate')}")
+    if isolation and isolation["network"] is False:
         lines.append("network = false")
     return "\n".join(lines) + "\n"
 

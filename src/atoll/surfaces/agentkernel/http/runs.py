@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -73,7 +73,7 @@ async def _tell_output(tell: Callable[..., Awaitable[None]], chunk: Chunk) -> No
 async def batch(app: Served, exchange: Exchange) -> None:
     request = await app.body(exchange, bodies.Batch)
 
-    async def one(command: list[str]) -> dict[str, Any]:
+    async def one(command: list[str]) -> Mapping[str, object]:
         try:
             result = await app.run(exchange, bodies.Run(command=command))
             return {**result, "error": app.failure_of(exchange, result)}

@@ -6,7 +6,6 @@ taken of, as long as atoll remembers that one.
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from atoll import errors, model
 from atoll.core.access.principals import Principal
@@ -77,7 +76,7 @@ def _origin(app: Served, who: Principal, info: SnapshotInfo) -> SandboxRow | Non
     return row if row is not None and row["owner"] == who.owner else None
 
 
-def _shown(app: Served, who: Principal, info: SnapshotInfo) -> dict[str, Any]:
+def _shown(app: Served, who: Principal, info: SnapshotInfo) -> Mapping[str, object]:
     origin = _origin(app, who, info)
     held = origin["record"].get("limits", {}) if origin is not None else {}
     limits = {name: limit["value"] for name, limit in held.items()}

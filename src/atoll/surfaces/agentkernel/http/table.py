@@ -5,7 +5,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from atoll import errors, model, profiles
 from atoll.core import Core
@@ -45,6 +45,19 @@ class Settings:
     runtime: str = "auto"
 
 
+class Ran(TypedDict):
+    """The result of a run."""
+
+    output: str
+    stdout: str
+    stderr: str
+    exit_code: int | None
+    duration_ms: int
+    timed_out: bool
+    oom_killed: bool
+    truncated: bool
+
+
 class Served:
     """One open door: core, and what the person who opened it chose."""
 
@@ -74,17 +87,17 @@ class Served:
         command = command_spec(request.command, request.env, request.cwd, request.timeout_ms)
         return RunOnce(sandbox=spec, command=command, any_host=self.settings.any_host)
 
-    async def run(self, exchange: Exchange, request: bodies.Run) -> dict[str, Any]:
+    async def run(self, exchange: Exchange, request: bodies.Run) -> Ran:
         stream = self.core.once.stream(exchange.who, self.once(request), self.settings.ceiling)
         return await gather(stream)
 
-    async def answer_run(self, exchange: Exchange, result: dict[str, Any]) -> None:
+    async def answer_run(self, exchange: Exchange, result: Ran) -> None:
         if failure := self.failure_of(exchange, result):
             await exchange.answer({"success": False, "error": failure}, 500)
             return
         await ok(exchange, result)
 
-    def failure_of(self, exchange: Exchange, result: dict[str, Any]) -> str | None:
+    def failure_of(self, exchange: Exchange, result: Ran) -> str | None:
         """Return the error that a command's failure is for this caller.
 
         The published clients read nothing of a result but its output, so that a failure would look like success.
@@ -129,7 +142,7 @@ def command_spec(
     return model.convert(ExecSpec, {**fields, "output_limit": MAX_OUTPUT})
 
 
-async def gather(stream: AsyncIterator[Any]) -> dict[str, Any]:
+async def gather(stream: AsyncIterator[Any]) -> Ran:
     """The result, with both streams in the order they came."""
     pieces: list[bytes] = []
     size = 0

@@ -12,7 +12,7 @@ from atoll.errors import InvalidArgument
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from collections.abc import Mapping
 
     from atoll.cli.grammar import Arguments
 
@@ -23,7 +23,7 @@ def serve(arguments: Arguments) -> int:
     """Open the door for as long as this process runs."""
     host, port = address(arguments.e2b)
     host, port = arguments.host or host, port if arguments.port is None else arguments.port
-    fields: dict[str, Any] = {
+    fields: Mapping[str, object] = {
         "host": host,
         "port": port,
         "domain": arguments.domain,

@@ -3,11 +3,11 @@
 import posixpath
 import stat as modes
 from datetime import UTC, datetime
-from typing import Any
 
 from atoll import errors
 from atoll.model import StatFile
 from atoll.surfaces.e2b.envd.calls import Call
+from atoll.surfaces.e2b.envd.connect import Json
 from atoll.surfaces.e2b.envd.people import People
 from atoll.surfaces.e2b.replies import plain
 
@@ -16,7 +16,6 @@ _KINDS = {
     "file": modes.S_IFREG, "directory": modes.S_IFDIR, "symlink": modes.S_IFLNK, "fifo": modes.S_IFIFO,
     "socket": modes.S_IFSOCK, "char": modes.S_IFCHR, "block": modes.S_IFBLK,
 }  # fmt: skip
-Json = dict[str, Any]
 
 
 async def stat(call: Call, path: str) -> Json:

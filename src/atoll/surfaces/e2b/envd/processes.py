@@ -36,7 +36,7 @@ async def start(call: Call, asked: Fields) -> AsyncIterator[Json]:
     argv = [process.text("cmd"), *process.texts("args")]
     envs, cwd = process.pairs("envs"), process.text("cwd")
     config = {"cmd": argv[0], "args": argv[1:], "envs": envs, "cwd": cwd}
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "argv": argv,
         "cwd": resolve(cwd, person),
         "env": {"E2B_SANDBOX_ID": call.sandbox, **envs},

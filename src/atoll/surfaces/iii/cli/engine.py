@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
+from typing import TypedDict
 
 from atoll.cli.grammar import UsageError
 from atoll.cli.output import say, tell, write
@@ -27,10 +29,18 @@ FRAME = 64 * 1024
 UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "": 1000}
 
 
+class Executed(TypedDict):
+    """Of the answer of a function that runs something, what is shown."""
+
+    stdout: str
+    stderr: str
+    exit_code: int | None
+
+
 class Refused(Exception):
     """A function said no; the envelope says why."""
 
-    def __init__(self, envelope: dict[str, Any]) -> None:
+    def __init__(self, envelope: Mapping[str, object]) -> None:
         super().__init__(envelope.get("message", ""))
         self.envelope = envelope
 
@@ -52,7 +62,7 @@ class Engine:
         )
         self.client = register_worker(f"ws://127.0.0.1:{port}", options)
 
-    async def call(self, function: str, payload: dict[str, Any], timeout_ms: int = CALL_MS) -> Any:
+    async def call(self, function: str, payload: Mapping[str, object], timeout_ms: int = CALL_MS) -> Any:
         from iii import InvocationError
 
         request = {"function_id": function, "payload": payload, "timeout_ms": timeout_ms}
@@ -65,7 +75,7 @@ class Engine:
         return asyncio.run_coroutine_threadsafe(work, self.client._loop).result()
 
 
-def _envelope(text: str, code: str) -> dict[str, Any]:
+def _envelope(text: str, code: str) -> Mapping[str, object]:
     try:
         found = json.loads(text.removeprefix("handler error: "))
     except ValueError:
@@ -82,7 +92,8 @@ def _with_engine(arguments: Arguments, work: Callable[[Engine], Coroutine[Any, A
     try:
         return engine.run(work(engine))
     except Refused as refused:
-        details = refused.envelope.get("details") or {}
+        details = refused.envelope.get("details")
+        details = details if isinstance(details, dict) else {}
         write(1, str(details.get("stdout", "")).encode())
         write(2, str(details.get("stderr", "")).encode())
         say(f"error: [{refused.envelope.get('code')}] {refused}")
@@ -100,11 +111,11 @@ def _milliseconds(text: str | None) -> int | None:
     return int(found[1]) * UNITS[found[2]]
 
 
-def _present(**fields: Any) -> dict[str, Any]:
+def _present(**fields: Any) -> Mapping[str, object]:
     return {key: value for key, value in fields.items() if value is not None and value != []}
 
 
-def _show(answer: dict[str, Any]) -> int:
+def _show(answer: Executed) -> int:
     write(1, answer["stdout"].encode())
     write(2, answer["stderr"].encode())
     code = answer["exit_code"]

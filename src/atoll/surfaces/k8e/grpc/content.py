@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.core import Core
 from atoll.core.access.principals import Principal
+from atoll.core.commands.history import Event
+from atoll.core.files.verbs import Entry
 from atoll.errors import InvalidArgument, NotFound, TooLarge
 from atoll.model import USER, ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
@@ -123,7 +126,7 @@ def _path(request: Any) -> str:
     return path
 
 
-def _entry(one: dict[str, Any]) -> Any:
+def _entry(one: Entry) -> Any:
     exact = base64.b64decode(one["path_b64"]) if one.get("path_b64") else str(one.get("path", "")).encode()
     modified, size = one.get("mtime"), one.get("size")
     return pb.FileEntry(
@@ -143,7 +146,7 @@ def _int64(value: object) -> int:
 _EVENTS = {"command": "exec_end", "background": "bg_submit"}
 
 
-def _event(one: dict[str, Any], session: str) -> dict[str, Any]:
+def _event(one: Event, session: str) -> Mapping[str, object]:
     """Return an event with K8E's short names beside ours."""
     kind = str(one.get("kind"))
     shown = {"t": int(one.get("at") or 0), "ev": _EVENTS.get(kind, kind), "sid": session, **one}

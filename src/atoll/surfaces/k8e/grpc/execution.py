@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -140,7 +140,11 @@ def command_of(request: Any) -> ExecSpec | RunSpec:
     if request.timeout < 0 or request.timeout > MAX_TIMEOUT:
         raise InvalidArgument(f"timeout must be 0 (the default) to {MAX_TIMEOUT} seconds")
     seconds = request.timeout or (0 if request.background else DEFAULT_TIMEOUT)
-    fields: dict[str, Any] = {"timeout_ms": seconds * 1000, "background": request.background, "env": dict(request.env)}
+    fields: dict[str, object] = {
+        "timeout_ms": seconds * 1000,
+        "background": request.background,
+        "env": dict(request.env),
+    }
     if request.workdir:
         fields["cwd"] = request.workdir
     if request.stdin:
@@ -189,7 +193,7 @@ def _last(done: ExecResult) -> Any:
     )
 
 
-def _process(one: dict[str, Any]) -> Any:
+def _process(one: Mapping[str, object]) -> Any:
     line = one.get("cmdline")
     shown = " ".join(clean(part) for part in line) if isinstance(line, list) else clean(line or "")
     return pb.ProcessInfo(

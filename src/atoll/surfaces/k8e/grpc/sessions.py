@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from atoll.core import Core
@@ -86,7 +87,7 @@ def _asked(request: Any, tenant: str) -> CreateSandbox:
     check_env(request.env)
     check_secrets(request.secret_refs, request.env)
     labels = words.tenant_labels(tenant)
-    fields: dict[str, Any] = {
+    fields: dict[str, object] = {
         "runtime": request.runtime_class or "auto",
         "env": dict(request.env),
         "hosts": list(request.allowed_hosts) or None,
@@ -106,7 +107,7 @@ def _asked(request: Any, tenant: str) -> CreateSandbox:
     return convert(CreateSandbox, fields)
 
 
-def _limits(request: Any) -> dict[str, Any]:
+def _limits(request: Any) -> Mapping[str, float]:
     """Return the limits that the request names: every field of the model that the message has."""
     known = request.DESCRIPTOR.fields_by_name
     asked = {name: getattr(request, name) for name in LimitsSpec.__struct_fields__ if name in known}

@@ -32,7 +32,7 @@ class Terminals:
         if not request.argv:
             raise InvalidArgument("argv is required")
         check_env(request.env)
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "argv": list(request.argv),
             "env": dict(request.env),
             "pty": {"rows": size(request.rows, ROWS), "cols": size(request.cols, COLS)},
