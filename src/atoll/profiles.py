@@ -12,13 +12,33 @@ from .errors import InvalidArgument
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from typing import Any
+    from typing import Any, TypedDict
+
+    class Profile(TypedDict):
+        network: bool
+        mount_cwd: bool
+        mount_home: bool
+        pass_env: bool
+        read_only: bool
+        memory_mb: int | None
+        cpus: float | None
+        capabilities: str
+        seccomp: str
+
+    class Mode(TypedDict):
+        """The isolation it starts from, whether the project is mounted, its seccomp filter, what it adds to the environment."""
+
+        base: str
+        mount_cwd: bool
+        seccomp: str
+        env: dict[str, str]
+
 
 NATIVE = "native"
 DEFAULT = "moderate"
 CUSTOM = "custom"
 
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Profile] = {
     "permissive": {
         "network": True, "mount_cwd": True, "mount_home": True, "pass_env": True, "read_only": False,
         "memory_mb": None, "cpus": None, "capabilities": "minimal", "seccomp": "default",
@@ -33,8 +53,7 @@ PROFILES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# The isolation a mode starts from, whether the project is mounted, its seccomp filter and what it adds to the environment.
-MODES: dict[str, dict[str, Any]] = {
+MODES: dict[str, Mode] = {
     "native": {"base": "moderate", "mount_cwd": False, "seccomp": "moderate", "env": {}},
     "claude": {
         "base": "moderate", "mount_cwd": True, "seccomp": "ai-agent", "env": {"CLAUDE_CODE_SANDBOX": "agentkernel"},
@@ -78,7 +97,7 @@ class Policy:
     seccomp: str
     env: dict[str, str]
 
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> Mapping[str, object]:
         return {name: getattr(self, name) for name in self.__slots__ if name != "env"}
 
 
@@ -123,10 +142,10 @@ def merge(
     """The policy these add up to. `keys` are the single settings of a `[security]` block."""
     mode = None if mode is None else mode_name(mode)
     row = MODES[mode or NATIVE]
-    values = dict(PROFILES[row["base"]])
+    values: dict[str, Any] = {**PROFILES[row["base"]]}
     values.update(network=True, mount_cwd=row["mount_cwd"], seccomp=row["seccomp"])
     if profile is not None:
-        named = PROFILES[DEFAULT if profile_name(profile) == CUSTOM else profile]
+        named: Mapping[str, Any] = PROFILES[DEFAULT if profile_name(profile) == CUSTOM else profile]
         values.update({key: named[key] for key in _ISOLATION})
         if not named["network"]:
             values.update(network=False, mount_cwd=False)

@@ -9,10 +9,28 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from atoll.images.image import Settings, Source
 from atoll.images.layers.tree import write_atomically
+
+
+class RecordFields(TypedDict):
+    """The file of an image."""
+
+    digest: str
+    source: Source
+    layers: list[str]
+    env: dict[str, str]
+    user: str
+    workdir: str
+    entrypoint: list[str]
+    cmd: list[str]
+    size: int
+    created: str
+    platform: str
+    index_digest: NotRequired[str]
+    notes: NotRequired[list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +47,7 @@ class ImageRecord:
     index_digest: str = ""
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> RecordFields:
         settings = self.settings
         return {
             "digest": self.digest,
@@ -48,7 +66,7 @@ class ImageRecord:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ImageRecord":
+    def from_json(cls, value: RecordFields) -> "ImageRecord":
         settings = Settings(
             env=dict(value["env"]),
             user=value["user"],
@@ -114,7 +132,7 @@ class Records:
         return self._names / f"{hashlib.sha256(name.encode()).hexdigest()[:40]}.json"
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: Path) -> Any:
     try:
         value = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from atoll import config, errors
 from atoll.backends.contract import Backend, NetworkEvents
@@ -26,6 +26,7 @@ from atoll.core.policy.images import Images
 from atoll.core.store.sqlite import StoreFailed
 from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
+from atoll.server.routes import Stopping
 from atoll.server.server import Listener
 from atoll.surfaces.k8e.grpc.gateway import Gateway
 from atoll.surfaces.k8e.grpc.gateway import serve as open_grpc
@@ -72,7 +73,7 @@ class Daemon:
         directory = self.core.home / "tls"
         return Authority(directory) if directory.is_dir() else None
 
-    async def stop(self, force: bool) -> dict[str, Any]:
+    async def stop(self, force: bool) -> Stopping:
         """Stop soon. With `force` all sandboxes are destroyed first; where one cannot be, the daemon stays and says so."""
         sandboxes = self.core.sandboxes
         late: list[str] = []

@@ -4,13 +4,21 @@ A module of routes enters its own when it is imported; `app` imports them all, a
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 from atoll.core import Core
 from atoll.core.access.audited_verbs import authorise
 from atoll.core.access.principals import Principal
 from atoll.core.verbs import VERBS, Scope
 from atoll.server.request import Exchange
+
+
+class Stopping(TypedDict):
+    """A daemon that is about to end: the sandboxes that go on, and those whose ends could not be recorded."""
+
+    stopping: bool
+    sandboxes: int
+    unrecorded: list[str]
 
 
 class Host(Protocol):
@@ -21,7 +29,7 @@ class Host(Protocol):
 
     def pin(self) -> None: ...
 
-    async def stop(self, force: bool) -> dict[str, Any]: ...
+    async def stop(self, force: bool) -> Stopping: ...
 
 
 class Rest(NamedTuple):

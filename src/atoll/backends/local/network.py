@@ -8,16 +8,16 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll import errors
 from atoll.backends.contract import NetworkEvents, NetworkStatus, Traffic
 from atoll.backends.local.kernel.rootless import standing
 from atoll.egress import Egress, EgressPolicy, Kept, Limits, Link
+from atoll.egress.broker.sandbox import Counters
 from atoll.egress.router.router import LinkFields
 from atoll.model import Policy
 
@@ -233,5 +233,5 @@ def _netns(pid: int) -> int | None:
         return None
 
 
-def _traffic(counters: Mapping[str, Any]) -> Traffic:
+def _traffic(counters: Counters) -> Traffic:
     return Traffic(counters.get("hosts", {}), counters.get("refused", 0), counters.get("open", 0))

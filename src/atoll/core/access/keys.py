@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from atoll.core.store.columns import Row
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, Unauthenticated
 
 SCOPES = ("use", "approve", "admin")
@@ -199,7 +200,7 @@ class Keys:
             raise AlreadyExists(f"a key named {name!r} exists") from None
         return _key(self._rows("id = ?", row[0])[0])
 
-    def _rows(self, where: str, *values: object) -> Sequence[dict[str, Any]]:
+    def _rows(self, where: str, *values: object) -> Sequence[Row]:
         with self._lock:
             cursor = self._db.execute(f"SELECT * FROM api_key WHERE {where} ORDER BY created_at, id", values)
             columns = [column[0] for column in cursor.description]

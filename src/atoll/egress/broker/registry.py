@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from atoll import accounts
 from atoll.egress.broker.local_ports import LocalPorts, count_ports
 from atoll.egress.broker.relay import Buffers
-from atoll.egress.broker.sandbox import EgressEvent, Member, Row
+from atoll.egress.broker.sandbox import Counters, EgressEvent, Member, Row
 from atoll.egress.broker.turns import Lane, Turns
 from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
@@ -100,7 +100,7 @@ class Roster:
         member.put_rules(after)
         return after, [[address, port, None] for address, port in before]
 
-    def remove(self, sandbox: str) -> dict[str, Any]:
+    def remove(self, sandbox: str) -> Counters:
         """Forget a sandbox and cut its connections; its last counters."""
         member = self._members.pop(sandbox, None)
         if member is None:

@@ -3,9 +3,9 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from atoll.accounts import MEMORY, TOTAL, Accounts, Holder
 from atoll.accounts import sandbox as sandbox_holder
@@ -90,12 +90,23 @@ class EgressEvent:
             return f"blocked: {target} is not an allowed host"
         return f"blocked: {target} ({self.reason})"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Mapping[str, object]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "EgressEvent":
+    def from_dict(cls, data: Mapping[str, Any]) -> "EgressEvent":
         return cls(**{name: data[name] for name in cls.__dataclass_fields__})
+
+
+class Counters(TypedDict, total=False):
+    """What went through a sandbox's network; empty when the broker does not know it."""
+
+    hosts: dict[str, dict[str, int]]  # connections, sent, received
+    refused: int
+    open: int
+    seconds: float
+    longest_wait: float
+    last_payload: float
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +230,7 @@ class Member:
             use.alert *= 2
             self.notice(EgressEvent(time.time(), self.link.sandbox, name, "", 0, UPLOAD, reason))
 
-    def counters(self) -> dict[str, Any]:
+    def counters(self) -> Counters:
         return {
             "hosts": {
                 name: {"connections": use.connections, "sent": use.sent, "received": use.received}

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
-from atoll.egress.broker.sandbox import EgressEvent
+from atoll.egress.broker.sandbox import Counters, EgressEvent
 from atoll.egress.control import broker_process, wire
 from atoll.egress.control.line import ORDER_SECONDS, BrokerLine
 from atoll.egress.limits import Limits
@@ -148,7 +148,7 @@ class Egress:
         attached.policy = policy
         await self._put_in_force(attached, policy)
 
-    async def detach(self, sandbox: str) -> dict[str, Any]:
+    async def detach(self, sandbox: str) -> Counters:
         """Take a sandbox off the network for good; its last counters. Idempotent."""
         attached = self._links.pop(sandbox, None)
         if attached is None:
@@ -161,7 +161,7 @@ class Egress:
             answer = await self._order({"op": "unregister", "sandbox": sandbox})
             if self._line is not None:
                 self._line.holds.discard(attached.link.ifname)
-            return dict(answer.get("counters", {}))
+            return cast("Counters", answer.get("counters", {}))
         except Unavailable:
             return {}  # a broker that starts later never learns of this sandbox
 
@@ -198,9 +198,10 @@ class Egress:
         """The latest refusals of a sandbox, oldest first; also for a while after it is gone."""
         return self._refusals.of(sandbox)
 
-    async def counters(self, sandbox: str) -> dict[str, Any]:
+    async def counters(self, sandbox: str) -> Counters:
         """Per host: connections, bytes sent and received; and in all: refusals, open connections, last payload time."""
-        return dict((await self._order({"op": "counters", "sandbox": sandbox})).get("counters", {}))
+        answer = await self._order({"op": "counters", "sandbox": sandbox})
+        return cast("Counters", answer.get("counters", {}))
 
     async def close(self, *, keep_broker: bool = False) -> None:
         """Let go. The broker ends, and with it every sandbox's network, unless it is kept for the next daemon."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -62,7 +62,7 @@ class Document:
     digest: str
     raw: bytes
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> Mapping[str, object]:
         try:
             value = json.loads(self.raw)
         except ValueError as error:

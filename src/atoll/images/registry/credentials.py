@@ -6,10 +6,9 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import ImageError
 from atoll.images.registry.reference import DEFAULT_REGISTRY
@@ -47,7 +46,7 @@ class DockerConfig:
                 return found
         return None
 
-    def _from_helper(self, config: dict[str, Any], registry: str) -> Login | None:
+    def _from_helper(self, config: Mapping[str, object], registry: str) -> Login | None:
         helpers = config.get("credHelpers")
         for key in _keys(registry):
             if isinstance(helpers, dict) and isinstance(helpers.get(key), str):
@@ -71,7 +70,7 @@ def default_files() -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _load(path: Path) -> dict[str, Any] | None:
+def _load(path: Path) -> Mapping[str, object] | None:
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_CONFIG_BYTES)
@@ -96,7 +95,7 @@ def _host(key: str) -> str:
     return re.sub(r"^https?://", "", key).split("/", 1)[0].lower()
 
 
-def _from_auths(config: dict[str, Any], registry: str) -> Login | None:
+def _from_auths(config: Mapping[str, object], registry: str) -> Login | None:
     auths = config.get("auths")
     if not isinstance(auths, dict):
         return None
@@ -109,11 +108,12 @@ def _from_auths(config: dict[str, Any], registry: str) -> Login | None:
     return None
 
 
-def _from_entry(entry: dict[str, Any]) -> Login | None:
+def _from_entry(entry: Mapping[str, object]) -> Login | None:
     username, password = str(entry.get("username") or ""), str(entry.get("password") or "")
-    if isinstance(entry.get("auth"), str) and entry["auth"]:
+    auth = entry.get("auth")
+    if isinstance(auth, str) and auth:
         try:
-            decoded = base64.b64decode(entry["auth"], validate=True).decode()
+            decoded = base64.b64decode(auth, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError) as error:
             raise ImageError("a login in the Docker configuration is not readable", hint="log in again") from error
         username, _, password = decoded.partition(":")

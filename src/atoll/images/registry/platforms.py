@@ -1,8 +1,8 @@
 """Which of an image's platforms runs on this machine."""
 
 import platform as machine
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from atoll.errors import ImageError, InvalidArgument
 from atoll.images.registry.client import Descriptor
@@ -45,7 +45,7 @@ class Platform:
     def __str__(self) -> str:
         return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
-    def matches(self, offered: dict[str, Any]) -> bool:
+    def matches(self, offered: Mapping[str, object]) -> bool:
         """Same system and processor, and the same variant where both name one."""
         if offered.get("os") != self.os or offered.get("architecture") != self.architecture:
             return False
@@ -53,7 +53,7 @@ class Platform:
         return not (variant and self.variant) or variant == self.variant
 
 
-def choose(index: dict[str, Any], wanted: Platform) -> Descriptor:
+def choose(index: Mapping[str, object], wanted: Platform) -> Descriptor:
     """The manifest of an index for one platform; the error names what there is."""
     manifests = index.get("manifests")
     if not isinstance(manifests, list):

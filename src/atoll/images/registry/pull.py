@@ -8,10 +8,10 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from atoll.errors import DiskFull, ImageError, Unsupported
 from atoll.images.image import OciConfig, parse_config
@@ -82,7 +82,7 @@ def _manifest_for(document: Document, registry: Registry, platform: Platform) ->
     raise ImageError("the image's index is nested too deeply")
 
 
-def _layer_descriptors(manifest: dict[str, Any], limits: Limits) -> list[Descriptor]:
+def _layer_descriptors(manifest: Mapping[str, object], limits: Limits) -> list[Descriptor]:
     listed = manifest.get("layers")
     if not isinstance(listed, list) or not listed:
         raise ImageError("the image has no layers")

@@ -5,7 +5,7 @@ the toolset, and both in `all`.
 """
 
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -215,9 +215,9 @@ class Tool:
     words: str
     takes: type[Arguments]
     shown: dict[str, type[Arguments]]
-    annotations: dict[str, Any]
+    annotations: Mapping[str, object]
 
-    def describe(self, toolset: str) -> dict[str, Any]:
+    def describe(self, toolset: str) -> Mapping[str, object]:
         return {
             "name": self.name,
             "title": self.name.replace("_", " ").capitalize(),
@@ -298,7 +298,7 @@ TOOLSETS: dict[str, dict[str, Tool]] = {
 
 
 @functools.cache
-def schema(kind: type[Arguments]) -> dict[str, Any]:
+def schema(kind: type[Arguments]) -> Mapping[str, object]:
     """A plain object schema, without references."""
     (_,), parts = msgspec.json.schema_components([kind], ref_template="{name}")
     found = dict(parts[kind.__name__])
@@ -308,5 +308,5 @@ def schema(kind: type[Arguments]) -> dict[str, Any]:
 
 
 @functools.cache
-def listed(toolset: str) -> tuple[dict[str, Any], ...]:
+def listed(toolset: str) -> tuple[Mapping[str, object], ...]:
     return tuple(tool.describe(toolset) for tool in TOOLSETS[toolset].values())
