@@ -112,7 +112,7 @@ async def test_a_late_write_is_not_waited_for_by_the_next_exec() -> None:
         core.store.later(lambda: None)
         statements: list[str] = []
         core.store._db.set_trace_callback(statements.append)
-        assert core.commands._repeated(live, ExecSpec(argv=["/bin/true"], id="never-seen")) is None
+        assert core.commands.starter.repeated(live, ExecSpec(argv=["/bin/true"], id="never-seen")) is None
         core.store._db.set_trace_callback(None)
         assert len(statements) == 1, statements
 

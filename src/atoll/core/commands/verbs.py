@@ -1,42 +1,31 @@
-"""Running things in a sandbox: wait for them, stream them, leave them in the background, come back to them."""
+"""The verbs of commands: wait for them, stream them, leave them in the background, come back to them, act on them."""
 
 import asyncio
-import hashlib
-import os
-import shutil
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import msgspec
-
-from atoll import accounts, errors
-from atoll.accounts import MEMORY, OUTPUT
+from atoll import errors
 from atoll.core.access.approval_rules import Gate
 from atoll.core.access.audited_verbs import Part, verb
-from atoll.core.access.principals import Principal, new_command_id
+from atoll.core.access.principals import Principal
 from atoll.core.access.secrets import Vault
-from atoll.core.commands import languages
+from atoll.core.commands import kept_outputs
 from atoll.core.commands.command import Running, info
 from atoll.core.commands.history import History
-from atoll.core.commands.output import Held, Output, PassedOn
-from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_call, directory_of
+from atoll.core.commands.kept_outputs import KeptOutputs
+from atoll.core.commands.output import PassedOn
+from atoll.core.commands.sessions import ShellCommand, ShellProcess
+from atoll.core.commands.starting import Spec, Starter
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store, StoreFailed
-from atoll.core.store.typed import CommandRow, CommandSpec, NewCommand
-from atoll.guest import Process, ProgramNotStarted
-from atoll.guest.process import ProcessRequest
+from atoll.core.store.sqlite import Store
+from atoll.core.store.typed import CommandRow
 from atoll.guest.wire import Message
-from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, Gap, RunSpec, Started
+from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, Gap, Started
 
 MOST_SPAWNED = 512  # of one sandbox; its agent keeps records of 1024 processes
 TERMINALS = 32  # that may run in the background of one sandbox
-SHOWN_ARGUMENT = 4096
-SHOWN_ARGUMENTS = 16_384  # of all arguments together, in the record of a command
 
-Spec = ExecSpec | RunSpec
 Processes = list[Message]
 
 
@@ -55,11 +44,8 @@ class Commands(Part):
         self._sandboxes = sandboxes
         self._store = store
         self._history = history
-        self._directory = directory
-        directory.mkdir(mode=0o700, exist_ok=True)
-        sandboxes.forget_outputs = self._forget_outputs
-        self._vault = vault
-        self._gate = gate
+        self.outputs = KeptOutputs(sandboxes, directory)
+        self.starter = Starter(store, history, self.outputs, vault, gate)
 
     # Starting
 
@@ -67,11 +53,11 @@ class Commands(Part):
     async def exec(self, who: Principal, ref: str, spec: Spec) -> ExecResult:
         """Run it and wait. A caller that is cancelled while waiting kills it."""
         live = await self._sandboxes.wake(who, ref)
-        repeated = self._repeated(live, spec)
+        repeated = self.starter.repeated(live, spec)
         if repeated is not None:
             return await self._wait_for(live, repeated)
-        sealed = await self._admit(who, live, spec)
-        running = await self._start(live, spec, sealed, background=False)
+        sealed = await self.starter.admit(who, live, spec)
+        running = await self.starter.start(live, spec, sealed, background=False)
         if not running.ended:
             async for _ in running.consume():
                 pass
@@ -81,13 +67,13 @@ class Commands(Part):
     async def stream(self, who: Principal, ref: str, spec: Spec) -> AsyncIterator[Started | Chunk | Gap | ExecResult]:
         """Run it and pass on its output as it comes. A slow reader slows the command and nothing else."""
         live = await self._sandboxes.wake(who, ref)
-        if self._repeated(live, spec) is not None:
+        if self.starter.repeated(live, spec) is not None:
             assert spec.id is not None
             async for item in self.attach(who, ref, spec.id):
                 yield item
             return
-        sealed = await self._admit(who, live, spec)
-        running = await self._start(live, spec, sealed, background=False)
+        sealed = await self.starter.admit(who, live, spec)
+        running = await self.starter.start(live, spec, sealed, background=False)
         yield Started(command_id=running.id, sandbox_id=live.id, pid=running.pid)
         if running.ended:
             for channel, kept in running.output.kept.items():
@@ -106,7 +92,7 @@ class Commands(Part):
     async def background(self, who: Principal, ref: str, spec: Spec) -> CommandInfo:
         """Start it and let it run without a client."""
         live = await self._sandboxes.wake(who, ref)
-        repeated = self._repeated(live, spec)
+        repeated = self.starter.repeated(live, spec)
         if repeated is not None:
             return repeated.info() if isinstance(repeated, Running) else info(repeated, None)
         most = self._sandboxes.config.sandboxes.background_runs
@@ -119,8 +105,8 @@ class Commands(Part):
             )
         if isinstance(spec, ExecSpec) and spec.pty is not None and live.terminals >= TERMINALS:
             raise errors.Exhausted(f"{TERMINALS} terminals are open in this sandbox already", hint="kill one")
-        sealed = await self._admit(who, live, spec)
-        running = await self._start(live, spec, sealed, background=True)
+        sealed = await self.starter.admit(who, live, spec)
+        running = await self.starter.start(live, spec, sealed, background=True)
         if not terminal:
             self._history.record_later(live.id, live.owner, "background", command_id=running.id)
         if not running.ended:
@@ -133,8 +119,8 @@ class Commands(Part):
         live = await self._sandboxes.wake(who, ref)
         if sum(1 for one in live.commands.values() if not one.ended) >= MOST_SPAWNED:
             raise errors.Exhausted(f"{MOST_SPAWNED} commands run in this sandbox already", hint="end some")
-        sealed = await self._admit(who, live, spec)
-        running = await self._start(live, spec, sealed, background=True, output=PassedOn(awaited=True))
+        sealed = await self.starter.admit(who, live, spec)
+        running = await self.starter.start(live, spec, sealed, background=True, output=PassedOn(awaited=True))
         if not running.ended:
             running.task = asyncio.create_task(running.pump())
         return running.info(most=0)
@@ -161,11 +147,11 @@ class Commands(Part):
         sandbox, found = self._find(who, ref, command)
         if isinstance(found, Running):
             return found.info(stdout_from, stderr_from)
-        output = self._stored_output(sandbox, found)
+        output = self.outputs.find(sandbox, found)
         try:
             return info(found, output, stdout_from, stderr_from)
         finally:
-            _close(output)
+            kept_outputs.close(output)
 
     @verb("commands.attach")
     async def attach(
@@ -178,11 +164,11 @@ class Commands(Part):
         if isinstance(found, Running):
             running, output, result = found, found.output, None
         else:
-            stored = self._stored_output(sandbox, found)
+            stored = self.outputs.find(sandbox, found)
             if found["status"] in ("running", "lost") or stored is None:
                 raise errors.FailedPrecondition("the output of this command is no longer kept")
             stored.finish()
-            output, result = stored, _stored_result(sandbox, found, stored)
+            output, result = stored, kept_outputs.result_of(sandbox, found, stored)
         at = {c: output.kept[c].total if start < 0 else start for c, start in ((1, stdout), (2, stderr))}
         pid = found.pid if isinstance(found, Running) else found["pid"]
         yield Started(command_id=command, sandbox_id=sandbox, pid=pid, stdout_start=at[1], stderr_start=at[2])
@@ -201,7 +187,7 @@ class Commands(Part):
                     yield _gap(channel, at[channel], total)
         finally:
             if running is None:
-                _close(output)
+                kept_outputs.close(output)
         assert result is not None
         yield result
 
@@ -278,189 +264,22 @@ class Commands(Part):
             found = (await client.request("ps")).get("processes")
         return [process for process in found if isinstance(process, dict)] if isinstance(found, list) else []
 
-    # After a restart of the daemon
-
-    async def recover(self, live: Live) -> None:
-        """Find the commands of a sandbox that outlived the daemon, and go on recording them."""
-        answer = await live.client.request("procs")
-        there = {p["id"]: p for p in answer.get("procs") or [] if isinstance(p, dict) and isinstance(p.get("id"), str)}
-        rows: list[NewCommand] = [*self._store.running_commands(live.id)]
-        for process in there.values():
-            if process.get("running") is True and self._store.command(live.id, process["id"]) is None:
-                rows.append(self._unrecorded(live, process))
-        for row in rows:
-            row["background"] = True  # its caller, if it had one, is gone and may come back
-            if row["id"] not in there:
-                self._store.update_command(live.id, row["id"], status="lost", ended_at=time.time())
-                continue
-            spawned = row["spec"].get("spawned") is True
-            output = (
-                PassedOn(awaited=False) if spawned else self._output(live, row["id"], row["spec"].get("kept", 0), True)
-            )
-            running = Running(live, row, output, self._store, self._history)
-            wants_stdin = bool(row["spec"].get("stdin_stream") or row["spec"].get("pty"))
-            sizes = {channel: -1 if spawned else kept.size for channel, kept in output.kept.items()}
-            running.process = await Process.attach(
-                live.client, row["id"], out=sizes[1], err=sizes[2], stdin=wants_stdin
-            )
-            running.pid = running.process.pid
-            live.commands[running.id] = running
-            running.task = asyncio.create_task(running.pump())
-
-    def _unrecorded(self, live: Live, process: Message) -> NewCommand:
-        """A command that was started in the very moment the daemon was killed: the agent knows it, the store does not."""
-        argv = process.get("argv")
-        row: NewCommand = {
-            "id": process["id"],
-            "argv": [str(arg)[:SHOWN_ARGUMENT] for arg in argv[:64]] if isinstance(argv, list) else [],
-            "language": None,
-            "background": True,
-            "body": "",
-            "spec": {"kept": 1024 * 1024, "stdin_stream": False, "cleanup": None, "pty": process.get("pty") is True},
-            "started_at": time.time(),
-        }
-        self._store.add_command(live.id, row["id"], row)
-        return row
-
     # Inside
-
-    async def _admit(self, who: Principal, live: Live, spec: Spec) -> str | None:
-        """Wait for a person where a rule of the sandbox says so. The seal of what was approved, if somebody had to."""
-        if not live.spec.require_approval:
-            return None
-        sealed = await self._gate.command(who, live, spec)
-        if live.state != "running":
-            raise live.not_running()
-        if self._repeated(live, spec) is not None:  # it was asked twice, and both waited
-            raise errors.AlreadyExists(f"there is a command {spec.id!r} already")
-        return sealed
-
-    async def _start(
-        self, live: Live, spec: Spec, sealed: str | None, *, background: bool, output: PassedOn | None = None
-    ) -> Running:
-        if sealed is not None:
-            self._gate.check(live, spec, sealed)
-        command = spec.id or new_command_id()
-        cwd = spec.cwd or live.spec.workdir
-        call: languages.Call | None = None
-        if isinstance(spec, ShellCommand):
-            call, cwd = command_call(spec, command), "/"
-        elif isinstance(spec, RunSpec):
-            call = languages.call(spec, command, cwd)
-        kept = spec.kept
-        row: NewCommand = {
-            "id": command,
-            "argv": _shown_argv(spec),
-            "language": call.language.name if call else None,
-            "background": background,
-            "body": _body(spec),
-            "spec": {"kept": kept, "stdin_stream": spec.stdin_stream, "cleanup": call.path if call else None,
-                     **_kind(spec), **({"kept": 0, "spawned": True} if output else {})},
-            "started_at": time.time(),
-        }  # fmt: skip
-        if command in live.commands:
-            raise errors.AlreadyExists(f"there is a command {command!r} already")
-        running = Running(
-            live, row, output or self._output(live, command, kept, background), self._store, self._history
-        )
-        live.commands[command] = running
-
-        def sent() -> None:
-            """While the agent starts it: written before its start is known, and no later than any of its output."""
-            if not running.recorded:
-                running.recorded = True
-                self._store.add_command(live.id, command, row)
-
-        try:
-            with live.use() as client:
-                if call is not None and call.path is not None:
-                    await client.upload("write", call.code, path=call.path, mode=0o600, create="new", user=call.user)
-                process = await self._process(live, command, spec, call, cwd, sent)
-            running.begin(process, spec.stdin_bytes())
-        except ProgramNotStarted as refused:
-            running.never_started(refused)
-        except BaseException as error:
-            live.commands.pop(command, None)
-            with suppress(StoreFailed):  # the first error is the one to tell
-                if isinstance(error, errors.OutcomeUnknown | errors.SandboxGone):
-                    self._store.update_command(live.id, command, status="lost", ended_at=time.time())
-                else:
-                    self._store.drop_command(live.id, command)
-            raise
-        return running
-
-    def _output(self, live: Live, command: str, kept: int, background: bool) -> Output:
-        grant = self._grant(live.id, live.owner) if background else None
-        held = None if background else self._held(live)
-        return Output(kept, self._directory / live.id if background else None, command, grant, held)
-
-    async def _process(
-        self,
-        live: Live,
-        command: str,
-        spec: Spec,
-        call: languages.Call | None,
-        cwd: str,
-        sent: Callable[[], None],
-    ) -> Process:
-        request: ProcessRequest = {"cwd": cwd, "timeout_ms": spec.limit_ms or None}
-        if spec.stdin is not None or spec.stdin_b64 is not None or spec.stdin_stream:
-            request["stdin"] = True
-        if call is not None:
-            request |= {"argv": call.argv, "env": call.env or None, "user": call.user}
-        else:
-            assert isinstance(spec, ExecSpec)
-            request |= {
-                "argv": spec.argv,
-                "shell": spec.command,
-                "env": spec.env or None,
-                "user": spec.user,
-                "umask": spec.umask,
-            }
-            if spec.merge_stderr:
-                request["merge_stderr"] = True
-            if spec.pty is not None:
-                request["pty"] = {k: v for k, v in msgspec.to_builtins(spec.pty).items() if v is not None}
-                request["stdin"] = True
-        if live.spec.secrets:
-            values = self._vault.resolve(live.owner, live.spec.secrets)
-            self._history.mask(live.id, values.values())
-            request["env"] = {**(request.get("env") or {}), **values}
-        try:
-            return await Process.start(live.client, command, request, sent)
-        except ProgramNotStarted:
-            if call is None or call.language is not languages.BASH or isinstance(spec, ShellCommand):
-                raise
-            request["argv"] = ["/bin/sh", *call.argv[1:]]  # an image without bash
-            return await Process.start(live.client, command, request, sent)
-
-    def _repeated(self, live: Live, spec: Spec) -> Running | CommandRow | None:
-        """The first run, when a caller asks again because the answer was lost; another request with its id is refused."""
-        if spec.id is None:
-            return None
-        running = live.commands.get(spec.id)
-        if running is None and not self._store.knows_command(live.id, spec.id):
-            return None
-        row = self._store.command(live.id, spec.id) if running is None else None
-        body = running.body if running is not None else row["body"] if row is not None else ""
-        if body != _body(spec):
-            raise errors.AlreadyExists(f"there is another command {spec.id!r} already")
-        return running or row
 
     async def _wait_for(self, live: Live, repeated: Running | CommandRow) -> ExecResult:
         if isinstance(repeated, Running):
             await repeated.done.wait()
             return repeated.result()
-        output = self._stored_output(live.id, repeated)
+        output = self.outputs.find(live.id, repeated)
         if output is None or not repeated["exit"]:
             raise errors.AlreadyExists(
                 f"command {repeated['id']!r} has run before and its output is no longer kept",
                 details={"status": repeated["status"], **(repeated["exit"] or {})},
             )
         try:
-            return _stored_result(live.id, repeated, output)
+            return kept_outputs.result_of(live.id, repeated, output)
         finally:
-            _close(output)
+            kept_outputs.close(output)
 
     def _find(self, who: Principal, ref: str, command: str) -> tuple[str, Running | CommandRow]:
         live = self._sandboxes.live.get((who.owner, ref))
@@ -481,128 +300,6 @@ class Commands(Part):
             raise errors.FailedPrecondition("the command has ended")
         return running
 
-    def _stored_output(self, sandbox: str, row: CommandRow) -> Output | None:
-        """The output of a background command that ended some time ago."""
-        directory = self._directory / sandbox
-        if not row["exit"] or not (directory / f"{row['id']}.1").exists():
-            return None
-        output = Output(row["spec"].get("kept", 0), directory, row["id"])
-        output.kept[1].total = max(output.kept[1].total, row["exit"].get("stdout_bytes", 0))
-        output.kept[2].total = max(output.kept[2].total, row["exit"].get("stderr_bytes", 0))
-        return output
-
-    # What is kept on the host, up to the caps of the sandbox and its owner
-
-    def count_kept(self, sandbox: str, owner: str) -> None:
-        """Charge what an earlier daemon kept; what is beyond the caps goes, the oldest first."""
-        held = [(path, path.stat().st_size) for path in self._kept_files(sandbox)]
-        for path, size in reversed(held):
-            try:
-                self._sandboxes.accounts.charge(OUTPUT, size, accounts.sandbox(sandbox), accounts.owner(owner))
-            except errors.Exhausted:
-                path.unlink(missing_ok=True)
-
-    def _kept_files(self, sandbox: str) -> Iterable[Path]:
-        """Oldest first."""
-        with suppress(FileNotFoundError):
-            found = [(entry.stat().st_mtime, entry.path) for entry in os.scandir(self._directory / sandbox)]
-            return [Path(path) for _, path in sorted(found)]
-        return []
-
-    def _grant(self, sandbox: str, owner: str) -> Callable[[int], int]:
-        """Asks for room for output. Output of commands that ended longest ago makes room; if that is not enough, it is cut."""
-        holders = (accounts.sandbox(sandbox), accounts.owner(owner))
-
-        def grant(wanted: int) -> int:
-            if self._sandboxes.space.left_lately() < wanted:
-                return 0
-            while True:
-                try:
-                    self._sandboxes.accounts.charge(OUTPUT, wanted, *holders)
-                    return wanted
-                except errors.Exhausted:
-                    if not self._drop_oldest(sandbox, holders):
-                        return 0
-
-        return grant
-
-    def _held(self, live: Live) -> Held:
-        """The account of one foreground command's output. What ended longest ago makes room for it."""
-        holders = (accounts.sandbox(live.id), accounts.owner(live.owner))
-        return Held(self._sandboxes.accounts.lease(MEMORY, 0, *holders), live.forget_oldest)
-
-    def _drop_oldest(self, sandbox: str, holders: tuple[accounts.Holder, ...]) -> bool:
-        """Remove the output of the command that ended longest ago; False when there is none."""
-        live = next((live for live in self._sandboxes.live.values() if live.id == sandbox), None)
-        running = {c.id for c in live.commands.values() if not c.ended} if live is not None else set()
-        for path in self._kept_files(sandbox):
-            size = path.stat().st_size
-            if path.stem not in running and size:
-                path.unlink(missing_ok=True)
-                self._sandboxes.accounts.release(OUTPUT, size, *holders)
-                return True
-        return False
-
-    def _forget_outputs(self, sandbox: str) -> None:
-        shutil.rmtree(self._directory / sandbox, ignore_errors=True)
-
-
-def _stored_result(sandbox: str, row: CommandRow, output: Output) -> ExecResult:
-    from atoll.model import shown
-
-    (stdout, stdout_b64), (stderr, stderr_b64) = shown(output.kept[1].first()), shown(output.kept[2].first())
-    summary = row["exit"]
-    assert summary is not None
-    return ExecResult(
-        command_id=row["id"],
-        sandbox_id=sandbox,
-        stdout=stdout,
-        stderr=stderr,
-        stdout_b64=stdout_b64,
-        stderr_b64=stderr_b64,
-        truncated=summary["stdout_truncated"] or summary["stderr_truncated"],
-        **summary,
-    )
-
 
 def _gap(channel: int, start: int, end: int) -> Gap:
     return Gap(stream="stdout" if channel == 1 else "stderr", offset=start, bytes=end - start)
-
-
-def _close(output: Output | None) -> None:
-    if output is not None:
-        for kept in output.kept.values():
-            kept.close()
-
-
-def _kind(spec: Spec) -> CommandSpec:
-    """What of the request decides later how its command is treated."""
-    if isinstance(spec, ShellProcess):
-        return {"opens": spec.opens, "user": spec.user, "cleanup": directory_of(spec.id or "")}
-    if isinstance(spec, ShellCommand):
-        return {"shell": spec.shell}
-    return {"pty": True} if isinstance(spec, ExecSpec) and spec.pty is not None else {}
-
-
-def _shown_argv(spec: Spec) -> list[str]:
-    if isinstance(spec, ShellProcess):
-        words = [spec.opens]
-    elif isinstance(spec, RunSpec):
-        words = [spec.code, *spec.args[:64]]
-    else:
-        words = spec.argv[:64] if spec.argv is not None else [spec.command or ""]
-    shown: list[str] = []
-    left = SHOWN_ARGUMENTS
-    for word in words:
-        shown.append(word[: min(left, SHOWN_ARGUMENT)])
-        left -= len(shown[-1])
-        if left <= 0:
-            break
-    return shown
-
-
-def _body(spec: Spec) -> str:
-    """What tells two requests with the same id apart."""
-    if spec.id is None:
-        return ""
-    return hashlib.sha256(msgspec.msgpack.encode(spec)).hexdigest()

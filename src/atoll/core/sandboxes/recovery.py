@@ -49,7 +49,7 @@ def _account(sandboxes: Sandboxes, commands: Commands, row: SandboxRow) -> None:
         sandboxes.accounts.charge(accounts.DISK, size, *holders)
     except errors.Exhausted as over:
         log.warning("the disk of sandbox %s is beyond a cap: %s", row["id"], over)
-    commands.count_kept(row["id"], row["owner"])
+    commands.outputs.count(row["id"], row["owner"])
 
 
 async def _reconnect(sandboxes: Sandboxes) -> None:
@@ -102,6 +102,6 @@ async def _adopt(sandboxes: Sandboxes, commands: Commands, row: SandboxRow) -> N
         return
     await rouse(box)
     try:
-        await commands.recover(live)
+        await commands.starter.recover(live)
     except errors.AtollError as error:
         log.error("sandbox %s lives and its agent does not answer: %s", sandbox, error)
