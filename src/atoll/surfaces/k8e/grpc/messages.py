@@ -26,14 +26,49 @@ class _Stream:
         self.taken = OVERHEAD
 
 
-class Unfinished:
-    """`held` is what a server has to hold for the messages that are not whole yet."""
+class Edges:
+    """Follows the frames that one side sends: whether they end with a whole one, so that another frame may follow."""
+
+    def __init__(self, skip: int = 0) -> None:
+        self._skip = skip  # bytes that are not looked at
+        self._head = b""
+        self._stream = 0  # whose DATA is looked at; 0: none
+
+    @property
+    def whole(self) -> bool:
+        return not self._skip and not self._head
+
+    def feed(self, data: bytes) -> None:
+        """Follow the frames in these bytes, which came in whatever pieces."""
+        at, end = 0, len(data)
+        while at < end:
+            if self._skip:
+                take = min(self._skip, end - at)
+                self._skip -= take
+            elif self._stream:
+                take = self._read_data(data, at, end)
+            else:
+                take = min(_HEAD - len(self._head), end - at)
+                self._head += data[at : at + take]
+                if len(self._head) == _HEAD:
+                    head, self._head = self._head, b""
+                    self._open_frame(head, int.from_bytes(head[:3], "big"))
+            at += take
+
+    def _open_frame(self, head: bytes, length: int) -> None:
+        self._skip = length
+
+    def _read_data(self, data: bytes, at: int, end: int) -> int:
+        """Return how many of the bytes from `at` on belong to the present DATA frame and were read."""
+        raise NotImplementedError
+
+
+class Unfinished(Edges):
+    """Of what a client sends: `held` is what a server has to hold for the messages that are not whole yet."""
 
     def __init__(self) -> None:
+        super().__init__(_PREFACE)
         self.held = 0
-        self._skip = _PREFACE  # bytes that are not looked at
-        self._head = b""
-        self._stream = 0  # whose DATA comes; 0: none
         self._left = 0  # of the present DATA frame, without its padding
         self._padding = 0  # -1: the next byte says how much
         self._ends = False
@@ -45,33 +80,20 @@ class Unfinished:
         last = max(self._streams, default=0).to_bytes(4, "big")
         return b"".join(ends) + _frame(_GOAWAY, 0, last + _ENHANCE_YOUR_CALM)
 
-    def feed(self, data: bytes) -> None:
-        """Count these bytes, which came in whatever pieces."""
-        at, end = 0, len(data)
-        while at < end:
-            if self._skip:
-                take = min(self._skip, end - at)
-                self._skip -= take
-            elif not self._stream:
-                take = min(_HEAD - len(self._head), end - at)
-                self._head += data[at : at + take]
-                if len(self._head) == _HEAD:
-                    self._open_frame()
-            elif self._padding < 0:
-                take = 1
-                self._padding = min(data[at], self._left - 1)
-                self._left -= 1 + self._padding
-                self._close_frame()
-            else:
-                take = min(self._left, end - at)
-                self._count(data, at, take)
-                self._left -= take
-                self._close_frame()
-            at += take
+    def _read_data(self, data: bytes, at: int, end: int) -> int:
+        if self._padding < 0:
+            take = 1
+            self._padding = min(data[at], self._left - 1)
+            self._left -= 1 + self._padding
+        else:
+            take = min(self._left, end - at)
+            self._count(data, at, take)
+            self._left -= take
+        self._close_frame()
+        return take
 
-    def _open_frame(self) -> None:
-        head, self._head = self._head, b""
-        length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
+    def _open_frame(self, head: bytes, length: int) -> None:
+        kind, flags = head[3], head[4]
         stream = int.from_bytes(head[5:], "big") & 0x7FFFFFFF
         if kind != _DATA or not stream:
             self._skip = length
@@ -114,32 +136,6 @@ class Unfinished:
         stream = self._streams.pop(number, None)
         if stream is not None:
             self.held -= stream.taken
-
-
-class Edges:
-    """Whether what a server has sent ends with a whole frame, so that another frame may follow."""
-
-    def __init__(self) -> None:
-        self._skip = 0
-        self._head = b""
-
-    @property
-    def whole(self) -> bool:
-        return not self._skip and not self._head
-
-    def feed(self, data: bytes) -> None:
-        """Follow the frames in these bytes."""
-        at, end = 0, len(data)
-        while at < end:
-            if self._skip:
-                take = min(self._skip, end - at)
-                self._skip -= take
-            else:
-                take = min(_HEAD - len(self._head), end - at)
-                self._head += data[at : at + take]
-                if len(self._head) == _HEAD:
-                    self._skip, self._head = int.from_bytes(self._head[:3], "big"), b""
-            at += take
 
 
 def _frame(kind: int, stream: int, payload: bytes) -> bytes:
