@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from k8e_grpc.conftest import Gateway
-
 from atoll.client._sync.secure import RemoteLink
+from lab.gateway import Gateway
 
 
 @contextmanager

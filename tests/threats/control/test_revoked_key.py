@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from k8e_grpc.conftest import Gateway
+from lab.gateway import Gateway
 from lab.keys import holder, keyed_daemon
 from lab.sandboxes import NO_SPARES, PATIENCE, RUNTIMES, until
 
