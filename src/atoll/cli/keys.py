@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ..client.wire import KeyWire
+    from ..model import KeyFields
     from .grammar import Arguments
 
 MAX_IMPORT = 4 * 1024 * 1024
@@ -95,7 +95,7 @@ def _quotas(arguments: Arguments) -> list[tuple[str, float]]:
         raise InvalidArgument("--quota needs NAME=NUMBER") from None
 
 
-def _listed(key: KeyWire) -> Mapping[str, object]:
+def _listed(key: KeyFields) -> Mapping[str, object]:
     found = {"name": key["name"], "expired": key["expired"], "created_at": _instant(key["created_at"])}
     if key["expires_at"] is not None:
         found.update(expires_at=_instant(key["expires_at"]), ttl_days=key["ttl_days"])
@@ -110,11 +110,11 @@ def _day(seconds: int) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(seconds))
 
 
-def _ends(key: KeyWire) -> str:
+def _ends(key: KeyFields) -> str:
     if key["expires_at"] is None:
         return "never"
     return f"{_day(key['expires_at'])}{' (expired)' if key['expired'] else ''}"
 
 
-def _limits(key: KeyWire) -> str:
+def _limits(key: KeyFields) -> str:
     return " ".join(f"{name}={value:g}" for name, value in key["quotas"].items()) or "-"

@@ -3,10 +3,15 @@
 Answers are of a daemon that may be older or newer than this client, so that every key may be missing.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from __future__ import annotations
 
-from ..model import Blocked, HeldLimit, StoredPolicy
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from ..model import Blocked, HeldLimit, StoredPolicy
 
 
 class EndWire(TypedDict, total=False):
@@ -181,17 +186,6 @@ class SnapshotWire(TypedDict, total=False):
     file_count: int
     stored_bytes: int
     skipped: list[str]
-
-
-class KeyWire(TypedDict, total=False):
-    name: str
-    scopes: list[str]
-    quotas: dict[str, float]
-    created_at: int
-    expires_at: int | None
-    ttl_days: int | None
-    expired: bool
-    revoked_at: int | None
 
 
 class MountFields(TypedDict):

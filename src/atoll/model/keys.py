@@ -1,12 +1,12 @@
 """API keys and the certificates issued for them: what is asked."""
 
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from msgspec import Meta, field
 
 from atoll.model.fields import Request
 
-__all__ = ["ChallengeKey", "CreateKey", "ImportKeys", "NamedCertificate", "NamedKey"]
+__all__ = ["ChallengeKey", "CreateKey", "ImportKeys", "KeyFields", "NamedCertificate", "NamedKey"]
 
 MAX_IMPORT = 4 * 1024 * 1024
 
@@ -26,6 +26,19 @@ class ChallengeKey(Request, kw_only=True):
 
     name: str
     scopes: list[str]
+
+
+class KeyFields(TypedDict):
+    """What is told of a key: all but the key itself."""
+
+    name: str
+    scopes: list[str]
+    quotas: dict[str, float]
+    created_at: int
+    expires_at: int | None
+    ttl_days: int | None
+    expired: bool
+    revoked_at: int | None
 
 
 class NamedKey(Request, kw_only=True):

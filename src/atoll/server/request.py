@@ -123,15 +123,9 @@ class Exchange:
         watch = _Watch(self, task)
         timer = asyncio.get_running_loop().call_later(LOOK_OUT, watch.start)
         try:
-            return await work
-        except asyncio.CancelledError:
-            if not watch.gone:
-                raise
-            task.uncancel()
-            raise Gone from None
+            return await _unless_gone(work, watch, task)
         finally:
             timer.cancel()
-            watch.stop()
 
     async def while_reachable(self, work: Awaitable[T]) -> T:
         """As `while_connected`, for work that reads the body itself: the connection is looked at, nothing is taken from it.
@@ -143,16 +137,7 @@ class Exchange:
             return await work
         task = asyncio.current_task()
         assert task is not None
-        watch = _Look(gone, task)
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if not watch.gone:
-                raise
-            task.uncancel()
-            raise Gone from None
-        finally:
-            watch.stop()
+        return await _unless_gone(work, _Look(gone, task), task)
 
     async def disconnected(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
@@ -242,6 +227,19 @@ def _unread(kind: Any) -> Any:
     fields = [(f"f{number}", msgspec.Raw, msgspec.Raw()) for number in range(len(names))]
     renamed = {f"f{number}": name for number, name in enumerate(names)}
     return msgspec.defstruct("Unread", fields, rename=renamed, forbid_unknown_fields=True)
+
+
+async def _unless_gone(work: Awaitable[T], watch: "_Watch | _Look", task: "asyncio.Task[Any]") -> T:
+    """Return what comes of the work; Gone when the watch has cancelled it."""
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not watch.gone:
+            raise
+        task.uncancel()
+        raise Gone from None
+    finally:
+        watch.stop()
 
 
 class _Watch:

@@ -41,7 +41,6 @@ PHASES = {
     "ending": "Terminating",
     "ended": "Terminating",
 }
-PHASE_NAMES = ("Active", "Paused", "Terminating")
 
 OK, FAILED, UNREACHABLE, EXHAUSTED = 0, 1, 2, 8  # exit codes of `sandbox ...` verbs
 

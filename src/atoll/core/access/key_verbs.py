@@ -6,7 +6,7 @@ A key is in the answer that makes it and never again. All of it needs the local 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
@@ -15,20 +15,7 @@ from atoll.core.access.key_confirmation import Granting
 from atoll.core.access.keys import Key, Keys, parse_ttl
 from atoll.core.access.principals import Principal
 from atoll.core.access.rights_watch import RightsWatch
-from atoll.model import ChallengeKey, CreateKey, ImportKeys, NamedCertificate, NamedKey
-
-
-class KeyFields(TypedDict):
-    """What is told of a key: all but the key itself."""
-
-    name: str
-    scopes: list[str]
-    quotas: dict[str, float]
-    created_at: int
-    expires_at: int | None
-    ttl_days: int | None
-    expired: bool
-    revoked_at: int | None
+from atoll.model import ChallengeKey, CreateKey, ImportKeys, KeyFields, NamedCertificate, NamedKey
 
 
 class NewKey(KeyFields):
