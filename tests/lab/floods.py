@@ -1,4 +1,4 @@
-"""Floods of a daemon, each run as a program of its own: `python floods.py KIND SETTINGS.json`, until it is ended.
+"""Floods of a daemon, each run as a program of its own: `python -m lab.floods KIND SETTINGS.json SHARE OF`, until it is ended.
 
 It prints a line when the flood is under way, and once a second how often it has done what it does.
 """

@@ -21,6 +21,7 @@ from lab.sandboxes import LONG, RUNTIMES
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not LONG, reason="only in the long run: eight minutes")]
 
+TESTS = Path(__file__).parents[2]
 CALLERS = 20
 BOUND = 3.0
 ROUNDS, EXECS = 3, 8  # a block is so many commands
@@ -92,10 +93,10 @@ class Street(DaemonProcess):
 
     @contextmanager
     def flooded(self, kind: str) -> Iterator[None]:
-        program = Path(__file__).with_name("floods.py")
         clients = [
             subprocess.Popen(
-                [sys.executable, str(program), kind, str(self.home / "floods.json"), str(share), str(CLIENTS)],
+                [sys.executable, "-m", "lab.floods", kind, str(self.home / "floods.json"), str(share), str(CLIENTS)],
+                cwd=TESTS,
                 stdout=subprocess.PIPE,
                 text=True,
             )
