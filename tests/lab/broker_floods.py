@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable
 
-NAME = "x.flood.example"
+NAME, NEAR_NAME = "x.flood.example", "near.example"
 
 
 def query(name: str, kind: int = 1) -> bytes:
@@ -155,7 +155,7 @@ def raw_addresses(gateway: str) -> None:
 
 def uploads(gateway: str) -> None:
     block = bytes(1 << 18)
-    keep(find(gateway), 7070 + 3, 4, block, lambda turn: block)
+    keep(find(gateway), 7072, 4, block, lambda turn: block)
 
 
 def downloads(gateway: str) -> None:
@@ -179,28 +179,33 @@ FLOODS: dict[str, Callable[[str], None]] = {
 }  # fmt: skip
 
 
-def fetch(gateway: str) -> None:
-    """One lookup and one GET of the neighbour's."""
-    address = ask(gateway, "near.example")
+def fetch(gateway: str) -> list[float]:
+    """Do one lookup and one GET of the neighbour's; the times at the start and after lookup, connect and answer."""
+    times = [time.monotonic()]
+    address = ask(gateway, NEAR_NAME)
+    times.append(time.monotonic())
     with socket.create_connection((address, 8081), 20) as sock:
-        sock.sendall(b"GET /x HTTP/1.1\r\nHost: near.example:8081\r\n\r\n")
+        times.append(time.monotonic())
+        sock.sendall(f"GET /x HTTP/1.1\r\nHost: {NEAR_NAME}:8081\r\n\r\n".encode())
         if not sock.recv(1000).startswith(b"HTTP/1.1 200"):
             raise OSError("no answer")
+        times.append(time.monotonic())
+    return times
 
 
 def measure(gateway: str, count: int) -> dict[str, list[object]]:
-    """Seconds of a lookup with a GET, some times. One that failed has a time too, and says why."""
-    took: list[object] = []
-    failed: list[object] = []
+    """Seconds of a lookup with a GET, some times, in all and for each step. One that failed has a time too, and says why."""
+    found: dict[str, list[object]] = {"took": [], "steps": [], "failed": []}
     for _ in range(count):
         time.sleep(0.02)
         start = time.monotonic()
         try:
-            fetch(gateway)
+            times = fetch(gateway)
+            found["steps"].append([after - before for before, after in itertools.pairwise(times)])
         except OSError as err:
-            failed.append(f"{type(err).__name__}: {err}")
-        took.append(time.monotonic() - start)
-    return {"took": took, "failed": failed}
+            found["failed"].append(f"{type(err).__name__}: {err}")
+        found["took"].append(time.monotonic() - start)
+    return found
 
 
 def run_apart(kind: str, gateway: str) -> int:

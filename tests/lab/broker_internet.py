@@ -1,8 +1,8 @@
-"""Servers of the fairness tests, each kind in a process of its own: `broker_internet.py NETNS_FD near|far ADDRESS`.
+"""Servers of the fairness tests, each kind in a process of its own: `broker_internet.py NETNS_FD names|near|far ADDRESS`.
 
-`near` is what the neighbour uses: DNS on 5353, to which the test sends the packets that ask for its name, and HTTP on 8081. `far`
-is what floods reach: DNS on 53, a sink on 7070, a source without end on 7071, an echo on 7073. So no flood slows the neighbour at the
-servers.
+`names` is the one name server. `near` is what the neighbour uses: HTTP on 8081. `far` is what floods reach: sinks on 7070 and
+7072, a source without end on 7071, an echo on 7073. So no bytes of a flood slow the neighbour at a server; questions of a flood
+reach the name server of all, as they would elsewhere, and the broker has to bound them.
 """
 
 import asyncio
@@ -24,8 +24,7 @@ class Dns(asyncio.DatagramProtocol):
         while data[at]:
             labels.append(data[at + 1 : at + 1 + data[at]].lower())
             at += 1 + data[at]
-        address = TARGETS.get(labels[-2], "203.0.113.62")
-        record = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 30, 4) + socket.inet_aton(address)
+        record = b"\xc0\x0c" + struct.pack("!HHIH", 1, 1, 30, 4) + socket.inet_aton(TARGETS[labels[-2]])
         kind = struct.unpack_from("!H", data, at + 1)[0]
         count, record = (1, record) if kind == 1 else (0, b"")
         answer = data[:2] + struct.pack("!5H", 0x8180, 1, count, 0, 0) + data[12 : at + 5] + record
@@ -57,22 +56,33 @@ class Source(asyncio.Protocol):
 
 
 class Echo(asyncio.Protocol):
+    """Reads no more while the other side does not take what it sent."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.transport.write(data)  # type: ignore[attr-defined]
 
+    def pause_writing(self) -> None:
+        self.transport.pause_reading()  # type: ignore[attr-defined]
 
-NEAR: dict[int, type[asyncio.Protocol]] = {8081: Http}
-FAR: dict[int, type[asyncio.Protocol]] = {7070: Sink, 7071: Source, 7073: Echo}
+    def resume_writing(self) -> None:
+        self.transport.resume_reading()  # type: ignore[attr-defined]
+
+
+PORTS: dict[str, dict[int, type[asyncio.Protocol]]] = {
+    "names": {},
+    "near": {8081: Http},
+    "far": {7070: Sink, 7071: Source, 7072: Sink, 7073: Echo},
+}
 
 
 async def main(kind: str, address: str) -> None:
     loop = asyncio.get_running_loop()
-    where = ("0.0.0.0", 5353) if kind == "near" else (address, 53)
-    await loop.create_datagram_endpoint(Dns, where)
-    for port, made in (NEAR if kind == "near" else FAR).items():
+    if kind == "names":
+        await loop.create_datagram_endpoint(Dns, (address, 53))
+    for port, made in PORTS[kind].items():
         await loop.create_server(made, "0.0.0.0", port, backlog=4096)
     print("ready", flush=True)
     await asyncio.Event().wait()

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 
 from atoll.egress import Egress
-from atoll.egress.router.nft import Nft
-from lab.internet import BROKER_UID, Inside, World, in_net
+from lab.broker_floods import NEAR_NAME
+from lab.internet import BROKER_UID, Inside, World
 
 HERE = Path(__file__).parent
 DNS_SERVER = "203.0.113.54"
@@ -20,13 +20,9 @@ BLOCK = 25  # samples; the 99th of a hundred is the last of them
 _SETTLE_SECONDS = 0.7
 HOSTS = (
     "*.flood.example",
-    *(f"*.flood.example:{port}" for port in (7071, 7073)),
+    *(f"*.flood.example:{port}" for port in (7071, 7072, 7073)),
     "POST http://*.flood.example:7070/",
 )
-# Questions for the neighbour's name are told by their length, which no other name of these tests has.
-_APART = """table ip apart {
-  chain dns { type nat hook prerouting priority dstnat; udp dport 53 udp length 38 redirect to :5353; }
-}"""
 
 
 @dataclass(slots=True)
@@ -64,7 +60,7 @@ class FairWorld(World):
         super().__init__()
         try:
             self.boxes = [self._stack.enter_context(self.sandbox(*HOSTS)) for _ in range(sandboxes)]
-            self.near = self._stack.enter_context(self.sandbox("GET http://near.example:8081/"))
+            self.near = self._stack.enter_context(self.sandbox(f"GET http://{NEAR_NAME}:8081/"))
             self._programs = [self._start(box) for box in self.boxes]
             self._probe = self._start(self.near)
         except BaseException:
@@ -72,8 +68,7 @@ class FairWorld(World):
             raise
 
     def start_egress(self) -> Egress:
-        in_net(self.inet_net, lambda: Nft().run(_APART))
-        for kind in ("near", "far"):
+        for kind in ("names", "near", "far"):
             command = [sys.executable, str(HERE / "broker_internet.py"), str(self.inet_net), kind, DNS_SERVER]
             server = self._run(command, self.inet_net)
             assert server.stdout is not None and server.stdout.readline() == b"ready\n"
@@ -115,6 +110,10 @@ class FairWorld(World):
         assert self._probe.stdout is not None
         found = json.loads(self._probe.stdout.readline())
         assert not found["failed"], f"the neighbour was not served: {found['failed']}"
+        lookup, connect, answer = (max(times) * 1e3 for times in zip(*found["steps"], strict=True))
+        show(
+            f"slowest lookup {lookup:.1f} ms, connect {connect:.1f}, answer {answer:.1f}; load {os.getloadavg()[0]:.1f}"
+        )
         return [seconds * 1e3 for seconds in found["took"]]
 
     def used(self) -> float:
