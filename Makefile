@@ -6,7 +6,7 @@ BIN := src/atoll/_bin
 JOBS ?= 2
 .DEFAULT_GOAL := help
 
-.PHONY: help setup bytecode hello test test-long lint fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
+.PHONY: dist bundle help setup bytecode hello test test-long lint fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -74,6 +74,16 @@ bench: setup system-bench ## timings beside bare-host figures and peers of the s
 
 bench-compare: setup ## OLD=rev NEW=rev [ROWS=a,b] [PAIRS=20] [MAX=1.10]: whether NEW is slower; about ten minutes
 	@$(PY) -m bench.compare $(OLD) $(NEW) $(if $(ROWS),--rows $(ROWS)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(MAX),--max $(MAX))
+
+dist: .venv/.done ## wheels for x86_64 and aarch64, the client's wheel, sdist, SBOM and checksums, in dist/
+	@$(PY) scripts/build_release.py
+
+bundle: dist ## dist/bundle: all that `install.sh --offline` needs on a machine like this one
+	@rm -rf dist/bundle && mkdir -p dist/bundle/wheels
+	@cp dist/atoll-*-manylinux2014_$$(uname -m).*.whl dist/bundle/wheels/ && cp install.sh dist/bundle/
+	@$(PY) -m pip download --quiet --disable-pip-version-check --dest dist/bundle/wheels dist/bundle/wheels/atoll-*.whl
+	@! command -v runsc >/dev/null || cp "$$(command -v runsc)" dist/bundle/runsc
+	@cd dist/bundle && find . -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS && du -sh .
 
 lock: ## write requirements.lock anew
 	@.venv/bin/python -m pip install --quiet uv && .venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --extra dev --python-version 3.11 pyproject.toml --output-file requirements.lock scripts/build-requirements.in

@@ -1,13 +1,13 @@
-"""Build hook of the wheel: compile the guest agent and the launcher and put them inside the package.
+"""Build hook of the wheel: put the guest agent and the launcher inside the package.
 
-The wheel carries native programs, so it is tagged for this platform. Set ATOLL_SKIP_CARGO=1 to use programs that are
-already in src/atoll/_bin (the Makefile does, after building them).
+The wheel carries native programs, so it is tagged for a platform. `pip install .` compiles them for this machine. A release
+compiles them first and names their directory and machine: ATOLL_PROGRAMS, ATOLL_MACHINE (see `build_release.py`).
 """
 
 import os
+import platform
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,24 @@ class CargoHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        target = root / "src" / "atoll" / "_bin"
+        machine = os.environ.get("ATOLL_MACHINE") or platform.machine()
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        # The programs are static: they need no C library of the machine, so either kind of system takes them.
+        build_data["tag"] = f"py3-none-manylinux2014_{machine}.musllinux_1_1_{machine}"
         if version == "editable":
             return
-        if not os.environ.get("ATOLL_SKIP_CARGO"):
-            build_programs(root, target)
+        given = os.environ.get("ATOLL_PROGRAMS")
+        place = Path(given) if given else root / "src" / "atoll" / "_bin"
+        if not given:
+            build_programs(root, place)
         for program in PROGRAMS.values():
-            if not (target / program).is_file():
-                raise RuntimeError(f"{target / program} is missing: build it with `make binaries`")
+            if not (place / program).is_file():
+                raise RuntimeError(f"{place / program} is missing")
+            build_data["force_include"][str(place / program)] = f"atoll/_bin/{program}"
 
 
 def build_programs(root: Path, target: Path) -> None:
+    """Compile both programs for this machine into a directory."""
     if shutil.which("cargo") is None:
         raise RuntimeError("cargo is needed to build atoll from source: install Rust (https://rustup.rs) and try again")
     target.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
 """`atoll doctor` on machines made of files: what an ordinary user lacks is named, with the command that mends it."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.cli import doctor, doctor_machine
 from atoll.cli.doctor_machine import Machine, cgroups, delegation, firewall, id_ranges, kernel, user_namespaces
 
 USER, UID = "somebody", 1000
@@ -101,3 +103,24 @@ def test_the_rest_of_the_machine(tmp_path: Path) -> None:
     assert cgroups(full)["detail"] == "v2" and firewall(full)["ok"] and kernel(full)["ok"]
     flagged(kernel(Machine(str(tmp_path), 0, "root", "4.19.0")), "4.19", "5.12")
     assert Machine().read("/proc/self/comm") and Machine().uid == os.geteuid()  # by default, the real one
+
+
+def test_no_runtime_is_one_problem_with_the_fix_of_the_usual_one() -> None:
+    rows = [
+        {"name": "gvisor", "works": False, "why": "runsc is missing", "fix": "install runsc"},
+        {"name": "container", "works": False, "optional": False, "why": "runc is missing", "fix": "install runc"},
+        {"name": "microvm", "works": False, "why": "no KVM"},
+    ]
+    told = doctor._runtimes(rows)
+    problems = [row for row in told if not row["ok"] and not row.get("optional")]
+    assert [(row["name"], row["fix"]) for row in problems] == [("runtimes", "install runc")]
+    assert "runc is missing" in problems[0]["detail"] and len(told) == 4
+
+
+def test_disk_is_ok_only_if_a_default_sandbox_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for free, ok in ((4352 << 20, True), (3 << 30, False)):
+        monkeypatch.setattr(
+            doctor_machine.shutil, "disk_usage", lambda place, free=free: shutil._ntuple_diskusage(free, 0, free)
+        )
+        found = doctor_machine.disk()
+        assert found["ok"] is ok and ("needs 4352" in found["detail"]) is not ok

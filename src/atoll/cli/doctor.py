@@ -76,16 +76,25 @@ def _through_daemon(arguments: Arguments) -> list[Check]:
     detail = "allow lists are enforced" if egress.get("works") else f"no network: {egress.get('why')}"
     checks.append(check("egress", bool(egress.get("works")), detail, str(egress.get("fix") or ""), optional=True))
     runtimes = answer.get("runtimes") if isinstance(answer, dict) else answer
-    working = any(item.get("works") for item in runtimes or [])
-    for item in runtimes or []:
-        said = [item.get("version") or "works"] if item.get("works") else []
-        detail = "; ".join(filter(None, [*said, item.get("why")])) or "does not work"
-        name, optional = f"runtime {item.get('name')}", item.get("optional", True) and working
-        checks.append(check(name, bool(item.get("works")), str(detail), str(item.get("fix") or ""), optional=optional))
+    return [*checks, *_runtimes(runtimes or [])]
+
+
+def _runtimes(runtimes: list[Mapping[str, object]]) -> list[Check]:
+    """A row for each runtime. When none works, that is one problem: the one that most machines can have says how to mend it."""
+    checks: list[Check] = []
+    working = any(item.get("works") for item in runtimes)
+    if not working:
+        first = next((item for item in runtimes if not item.get("optional", True)), runtimes[0] if runtimes else {})
+        why = f"{first.get('name')}: {first.get('why') or 'does not work'}" if first else "the daemon knows none"
+        checks.append(check("runtimes", False, f"none works here; {why}", str(first.get("fix") or "")))
+    for item in runtimes:
+        works, fix = bool(item.get("works")), str(item.get("fix") or "")
+        said = [str(item.get("version") or "works")] if works else []
+        detail = "; ".join(filter(None, [*said, str(item.get("why") or "")])) or "does not work"
+        optional = bool(item.get("optional", True)) or not working
+        checks.append(check(f"runtime {item.get('name')}", works, detail, fix, optional=optional))
         if item.get("works") and item.get("warning"):
             checks.append(check("version floor", False, str(item["warning"]), _floor_fix(item), optional=True))
-    if not runtimes:
-        checks.append(check("runtimes", False, "the daemon knows none"))
     return checks
 
 

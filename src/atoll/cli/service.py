@@ -78,6 +78,8 @@ def prewarm(arguments: Arguments) -> int:
         wanted = sum(kind["wanted"] for kind in pool["kinds"])
         if pool["kinds"] and all(kind["ready"] >= kind["wanted"] for kind in pool["kinds"]):
             break
+        if not pool["kinds"] and not any(one["works"] for one in link.call(calls.get("/v1/runtimes"))["runtimes"]):
+            raise FailedPrecondition("no runtime works here, so nothing can be kept warm", hint="atoll doctor")
         if time.monotonic() > until or (not pool["enabled"] and pool["kinds"]):
             raise Timeout(
                 f"only {pool['ready']} of {wanted} warm sandboxes are ready", hint=f"see {link.home}/daemon.log"
