@@ -164,6 +164,7 @@ def test_lists(cli: Cli) -> None:
 
 def test_called_as_k8e_the_state_is_where_k8e_keeps_it(cli: Cli, tmp_path: Path) -> None:
     """P09 to the letter: under the name k8e the file is ~/.k8e/sandbox/default/state.json."""
+    cli.ok("sandbox", "list")  # an endpoint names a daemon that runs: nobody starts one for it
     program = "import sys; sys.argv[0] = '/usr/bin/k8e'; from atoll.cli import main; sys.exit(main())"
     words = [cli.command()[0], "-c", program, "sandbox", "run", "echo k8e"]
     env = {**cli.env, "HOME": str(tmp_path), "ATOLL_ENDPOINT": f"unix:{cli.home}/daemon.sock"}

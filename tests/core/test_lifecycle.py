@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from lab.daemon import Box, DaemonProcess, Failed, until
@@ -80,12 +81,19 @@ def test_a_lifetime_ends_it_and_says_so(daemon: DaemonProcess) -> None:
 
 
 def test_idle_ends_it_but_never_while_it_works(daemon: DaemonProcess) -> None:
-    box = daemon.create(idle_timeout_s=1)
-    assert box.exec("sleep 3; echo done")["stdout"] == "done\n"
-    command = box.background("sleep 2")
-    assert box.ended(command)["exit_code"] == 0
-    ended = until(lambda: (i := box.info())["state"] == "ended" and i, "it is idle")
-    assert ended["end"]["kind"] == "idle"
+    """One works in the background, one for a caller who waits. Both are given their second of idleness while they work."""
+    alone, awaited = daemon.create(), daemon.create()
+    command = alone.background("sleep 3")
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(awaited.exec, "touch /tmp/begun; sleep 3; echo done")
+        until(lambda: awaited.exec("test -e /tmp/begun")["exit_code"] == 0, "the call has begun")
+        for box in (alone, awaited):
+            daemon.post(f"{box.path}/extend", {"idle_timeout_s": 1})
+        assert answer.result()["stdout"] == "done\n"
+    assert alone.ended(command)["exit_code"] == 0
+    for box in (alone, awaited):
+        ended = until(lambda box=box: (i := box.info())["state"] == "ended" and i, "it is idle")
+        assert ended["end"]["kind"] == "idle"
 
 
 def test_extend_moves_the_end(daemon: DaemonProcess) -> None:

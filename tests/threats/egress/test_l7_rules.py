@@ -87,8 +87,8 @@ def test_presets_open_no_shared_storage() -> None:
 RULE = "GET|HEAD http://a.example/simple/"
 
 
-def request(line: str, *fields: str, body: str = "") -> bytes:
-    return "\r\n".join((f"{line} HTTP/1.1", "Host: a.example", *fields, "", body)).encode()
+def request(line: str, *fields: str, body: str = "", host: str = "a.example") -> bytes:
+    return "\r\n".join((f"{line} HTTP/1.1", f"Host: {host}", *fields, "", body)).encode()
 
 
 REFUSED = {
@@ -132,26 +132,26 @@ def test_requests_outside_a_rule_are_refused(world: World, shape: str) -> None:
 
 def test_requests_of_a_rule_pass_one_by_one(world: World) -> None:
     """Judge every request of a connection by itself, open no other port, and count what passed to the byte."""
-    world.inet.records["a.example"] = ["203.0.113.10"]
-    before = len(world.inet.requests)
-    with world.sandbox(RULE) as box:
+    name = "one-by-one.example"  # of this test alone: the list of requests belongs to all tests
+    world.inet.records[name] = ["203.0.113.10"]
+    with world.sandbox(f"GET|HEAD http://{name}/simple/") as box:
         with pytest.raises(ConnectionRefusedError):
-            box.connect("a.example", 443)
-        good = request("GET /simple/six/?a=../b%2f")
-        absolute = request("GET http://a.example/simple/x")
-        with box.connect("a.example", 80) as sock:
+            box.connect(name, 443)
+        good = request("GET /simple/six/?a=../b%2f", host=name)
+        absolute = request(f"GET http://{name}/simple/x", host=name)
+        with box.connect(name, 80) as sock:
             for each in (good, absolute):
                 sock.sendall(each)
                 got = sock.recv(1000)
-                while not got.endswith(b"hello from a.example"):
+                while not got.endswith(f"hello from {name}".encode()):
                     got += sock.recv(1000) or pytest.fail("short")
-            sock.sendall(REFUSED["method"])
+            sock.sendall(request("POST /simple/x", "Content-Length: 4", body="data", host=name))
             with pytest.raises(ConnectionError):
                 assert sock.recv(10)
-        assert box.event("POST /simple/x is not among the requests", name="a.example", port=80)
-        use = box.counters()["hosts"]["a.example"]
+        assert box.event("POST /simple/x is not among the requests", name=name, port=80)
+        use = box.counters()["hosts"][name]
         assert (use["connections"], use["sent"]) == (1, len(good) + len(absolute))
-        arrived = [line for line, host in world.inet.requests[before:] if host == "a.example"]
+        arrived = [line for line, host in world.inet.requests if host == name]
         assert arrived == [each.split(b"\r\n")[0].decode() for each in (good, absolute)], (
             "these, and nothing after them"
         )
