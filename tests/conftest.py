@@ -1,11 +1,20 @@
 """One daemon per test process for the behaviour and threat tests, and one fixture that runs a test on every runtime that works."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+from lab import probes
 from lab.sandboxes import RUNTIMES, Lab
 
 import atoll
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_probes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have every engine tried out once in a run, by whichever process comes first."""
+    own = tmp_path_factory.getbasetemp()
+    probes.share_in(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab import probes
 from lab.backend import Sandbox, children, chosen_runtime, host_rootfs, inherited, local_backend, nothing_left, spec_for
 
 from atoll.backends.local import LocalBackend
@@ -32,10 +33,17 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
+def unprobed() -> None:
+    """For tests of the probes: their backend knows nothing of earlier ones."""
+
+
+@pytest.fixture
+async def backend(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[LocalBackend]:
     if os.geteuid() != 0:
         pytest.skip("needs root")
     inherited.update(children())
+    if "unprobed" not in request.fixturenames:
+        probes.give(tmp_path / "home")
     made = local_backend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
     await made.start()
     yield made
@@ -44,6 +52,8 @@ async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
         await made.destroy(box.record)
     await nothing_left(made)
     await made.close()
+    if "unprobed" not in request.fixturenames:
+        probes.keep(tmp_path / "home")
 
 
 @pytest.fixture

@@ -236,6 +236,7 @@ async def test_devices_are_held_back_without_the_v1_controller(backend: LocalBac
         backend.groups = groups
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_what_it_does_not_know_is_refused_and_runc_is_taken(
     backend: LocalBackend, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,6 +260,7 @@ async def test_what_it_does_not_know_is_refused_and_runc_is_taken(
     assert "unknown field sysctl" in status.why
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_a_named_engine_is_never_replaced(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +308,6 @@ async def test_the_next_daemon_finds_it(backend: LocalBackend, start: Start) -> 
 ROWS = "devices exec_user fd_hygiene image_dev_symlink kernel_hooks masked_paths mount_race no_host_sockets proc_exe surface"
 
 
-@pytest.mark.serial
 def test_the_escape_rows_hold(tmp_path: Path) -> None:
     """On the one of the two engines that all the other tests do not use."""
     tests = Path(__file__).parents[1]
@@ -320,8 +321,6 @@ def test_the_escape_rows_hold(tmp_path: Path) -> None:
             "-q",
             "-p",
             "no:cacheprovider",
-            "-n",
-            "2",
             f"--basetemp={tmp_path / 't'}",
             *rows,
         ],

@@ -35,6 +35,7 @@ def gvisor() -> AsyncIterator[None]:
     chosen_runtime.pop()
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_auto_is_gvisor_where_it_works(backend: LocalBackend) -> None:
     """The strongest whose probe passed."""
     assert await backend.pick("auto") == await backend.pick("") == "gvisor"
@@ -254,6 +255,7 @@ def remembered(backend: LocalBackend) -> dict[str, bool]:
     return {name: entry["works"] for name, entry in json.loads(backend.paths.probes.read_text()).items()}
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_distro_2_a_build_that_crashes_is_not_picked(crashing: Path, backend: LocalBackend) -> None:
     """`auto` is what works, and `gvisor` by name is refused with the reason."""
     crashing.touch()
@@ -268,6 +270,7 @@ def test_distro_2_the_fix_names_the_compiler() -> None:
     assert "go1." in Gvisor().fix_of("runsc-systrap") and built_with("/bin/sh") == ""
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_distro_2_a_crash_makes_the_probe_run_again(
     crashing: Path, make, backend: LocalBackend, monkeypatch
 ) -> None:
@@ -283,6 +286,7 @@ async def test_distro_2_a_crash_makes_the_probe_run_again(
     assert not any(works for name, works in remembered(backend).items() if name.startswith("runsc"))
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_distro_2_a_sandbox_cannot_talk_its_engine_down(make, backend: LocalBackend) -> None:
     """A sandbox that is killed makes the probe run again, which finds that all is well."""
     sandbox = await make()

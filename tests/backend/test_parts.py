@@ -228,6 +228,7 @@ async def test_a_launcher_refuses_what_it_does_not_understand() -> None:
         await launcher.close()
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_runtimes_tell_the_truth(backend: LocalBackend) -> None:
     """Container works because it was tried; the answer is kept, and kept no longer than it is true."""
     statuses = {status.name: status for status in await backend.runtimes()}
@@ -246,6 +247,7 @@ async def test_runtimes_tell_the_truth(backend: LocalBackend) -> None:
         await backend.pick("jail")
 
 
+@pytest.mark.usefixtures("unprobed")
 async def test_an_engine_that_lies_is_found_out(backend: LocalBackend, tmp_path: Path, monkeypatch) -> None:
     """A program of the right name that does nothing does not pass; the reason is told and nothing is left."""
     monkeypatch.setitem(backend.probes._order, "container", ("runc", "crun"))

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lab.sandboxes import SOURCE
+from lab import probes
+from lab.sandboxes import CONTAINER, SOURCE
 from lab.unix_http import UnixConnection
 from lab.waiting import PATIENCE, until
 
@@ -34,8 +35,9 @@ class DaemonProcess:
 
     def __init__(self, config: str = "") -> None:
         self.home = Path(tempfile.mkdtemp(prefix="atl-", dir="/tmp"))
-        if config:
-            (self.home / "config.toml").write_text(config)
+        chosen = "" if "[sandboxes]" in config else CONTAINER
+        (self.home / "config.toml").write_text(config + chosen)
+        probes.give(self.home)
         self.process: subprocess.Popen[bytes] | None = None
         self.options: list[str] = []
 
@@ -77,6 +79,7 @@ class DaemonProcess:
             assert self.process is not None
             self.process.kill()
             self.process.wait(PATIENCE)
+        probes.keep(self.home)
         shutil.rmtree(self.home)
 
     # Asking

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import atoll
+from lab import probes
 from lab.unix_http import UnixConnection
 from lab.waiting import PATIENCE, until
 
@@ -28,6 +29,9 @@ RUNTIMES = tuple(os.environ.get("ATOLL_TEST_RUNTIMES", "container,gvisor").repla
 ENGINE = os.environ.get(
     "ATOLL_TEST_ENGINE", ""
 )  # of the container runtime; tests/backend runs some tests again with it
+# For daemons whose tests do not look at the runtime: those that do name it, and tests/behaviour has every runtime. In the long run
+# it is `auto` as everywhere, so gVisor where it works.
+CONTAINER = "" if LONG else '[sandboxes]\nruntime = "container"\n'
 NO_SPARES = "[pool]\nfloor = 0\nceiling = 0\n"  # tests/pool has the warm ones; here a census must count what is used
 ROOTLESS = (
     os.geteuid() != 0
@@ -57,6 +61,7 @@ class Lab:
         self.home = tempfile.mkdtemp(prefix="atb-")
         chosen = f'[backend]\ncontainer_engine = "{ENGINE}"\n' if ENGINE and "[backend]" not in config else ""
         (Path(self.home) / "config.toml").write_text(config + chosen)
+        probes.give(self.home)
         if images := os.environ.get("ATOLL_TEST_IMAGES"):  # an ordinary user's host image has every directory of /usr
             (Path(self.home) / "images").symlink_to(images)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith(("ATOLL_", "K8E_", "AGENTKERNEL_"))}
@@ -105,6 +110,7 @@ class Lab:
             self.start()
             answer = self.ask("GET", "/v1/runtimes")[1]["runtimes"]
             self._runtimes = {item["name"]: item for item in answer}
+            probes.keep(self.home)
         found = self._runtimes.get(runtime)
         if found is None:
             return f"this atoll does not know {runtime}"

@@ -11,9 +11,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.sandboxes import CONTAINER
 
 import atoll
 from atoll.client._async import files as async_files
@@ -77,6 +79,7 @@ async def _awaited(item: Any) -> Any:
 def home() -> Iterator[str]:
     """The home of a daemon for the SDK's tests."""
     made = tempfile.mkdtemp(prefix="ats-")
+    (Path(made) / "config.toml").write_text(CONTAINER)
     env = {**os.environ, "ATOLL_HOME": made, "PYTHONPATH": SOURCE}
     try:
         yield made
