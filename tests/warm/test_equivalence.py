@@ -3,7 +3,7 @@
 import pytest
 from lab.sandboxes import Lab
 from lab.warm_programs import FILES, LINES
-from lab.warmth import cold, told, warm
+from lab.warmth import cold, sample, told, warm
 
 from atoll import Sandbox
 
@@ -11,14 +11,16 @@ SCRIPT = "/tmp/_k8e_run_equal.py"
 
 
 @pytest.mark.parametrize("at", range(len(LINES)))
-def test_a_line_of_code(lab: Lab, anywhere: Sandbox, at: int) -> None:
+def test_a_line_of_code(lab: Lab, runtime: str, anywhere: Sandbox, at: int) -> None:
+    sample(runtime, at)
     argv = ["python3", "-c", LINES[at], "first", "zwei ü"]
     assert told(warm(lab, anywhere, argv)) == told(cold(anywhere, argv)), LINES[at]
 
 
 @pytest.mark.parametrize("at", range(len(FILES)))
-def test_a_file(lab: Lab, anywhere: Sandbox, at: int) -> None:
+def test_a_file(lab: Lab, runtime: str, anywhere: Sandbox, at: int) -> None:
     """As `run` starts code of several lines: a file, and the modules beside the working directory can be found."""
+    sample(runtime, at)
     anywhere.files.write(SCRIPT, FILES[at])
     argv, env = ["python3", SCRIPT, "first"], {"PYTHONPATH": "/workspace"}
     assert told(warm(lab, anywhere, argv, env=env)) == told(cold(anywhere, argv, env=env)), FILES[at]

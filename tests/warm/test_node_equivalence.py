@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from lab.node_programs import FILES, LINES, MORE
 from lab.sandboxes import Lab
-from lab.warmth import cold, told, warm_node
+from lab.warmth import cold, sample, told, warm_node
 
 from atoll import ExecResult, Sandbox
 
@@ -32,7 +32,8 @@ def same(lab: Lab, box: Sandbox, argv: list[str], **options: object) -> None:
 
 
 @pytest.mark.parametrize("at", range(len(LINES)))
-def test_a_line_of_code(lab: Lab, place: Sandbox, at: int) -> None:
+def test_a_line_of_code(lab: Lab, runtime: str, place: Sandbox, at: int) -> None:
+    sample(runtime, at)
     same(lab, place, ["node", "-e", LINES[at], "first", "-x", "zwei ü"])
 
 
@@ -56,7 +57,8 @@ def line_place(lab: Lab) -> Iterator[Sandbox]:
 
 
 @pytest.mark.parametrize("at", range(len(FILES)))
-def test_a_file(lab: Lab, place: Sandbox, at: int) -> None:
+def test_a_file(lab: Lab, runtime: str, place: Sandbox, at: int) -> None:
+    sample(runtime, at)
     suffix, text = FILES[at]
     place.files.write(f"{PLACE}/equal{suffix}", text)
     same(lab, place, ["node", f"equal{suffix}", "first"], cwd=PLACE)
