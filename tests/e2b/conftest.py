@@ -1,7 +1,9 @@
 """A door of E2B's interface on each runtime, and sandboxes made by the stock SDK."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import e2b
@@ -10,12 +12,19 @@ from lab.e2b import Door, new_key, opened
 from lab.sandboxes import Lab
 
 
+@pytest.fixture(scope="session")
+def ports(lab: Lab) -> Iterator[Callable[[str], int]]:
+    """The port of a runtime's door, which is opened once for all modules."""
+    with ExitStack() as open_doors:
+        yield cache(lambda runtime: open_doors.enter_context(opened(lab, runtime)))
+
+
 @pytest.fixture(scope="module")
-def door(lab: Lab, runtime: str) -> Iterator[Door]:
+def door(lab: Lab, runtime: str, ports: Callable[[str], int]) -> Door:
+    """A key for each module, so that none sees the sandboxes of another."""
     if os.geteuid() != 0:
         pytest.skip("needs root: the SDK's usual user is another than root")
-    with opened(lab, runtime) as port:
-        yield Door(lab, port, new_key(lab), runtime)
+    return Door(lab, ports(runtime), new_key(lab), runtime)
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,6 @@ from lab.e2b import ENVD, Door, new_key
 from lab.sandboxes import Lab
 from lab.waiting import PATIENCE
 
-pytestmark = pytest.mark.xdist_group("e2b bad_input")  # its tests share a door and a sandbox
-
 MANY = "x" * 5000
 
 

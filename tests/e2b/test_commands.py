@@ -14,8 +14,6 @@ from e2b import (
 from e2b.exceptions import AuthenticationException
 from lab.waiting import until
 
-pytestmark = pytest.mark.xdist_group("e2b commands")  # its tests share a door and a sandbox
-
 
 def test_output_exit_and_environment(box: Any) -> None:
     told: list[str] = []

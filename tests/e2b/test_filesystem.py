@@ -10,8 +10,6 @@ from e2b import FileType, InvalidArgumentException, SandboxException
 from e2b.exceptions import AuthenticationException, FileNotFoundException, NotFoundException
 from lab.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.xdist_group("e2b filesystem")  # its tests share a door and a sandbox
-
 
 def test_write_and_read_in_every_form(box: Any) -> None:
     data = bytes(range(256)) * 500

@@ -10,8 +10,6 @@ from e2b import Sandbox
 from lab.e2b import ENVD, Door
 from lab.waiting import PATIENCE, until
 
-pytestmark = pytest.mark.xdist_group("e2b ports")  # its tests share a door and a sandbox
-
 SERVER = """
 import http.server
 class Echo(http.server.BaseHTTPRequestHandler):

@@ -10,8 +10,6 @@ from e2b import AuthenticationException, NotFoundException, Sandbox, SandboxExce
 from lab.e2b import Door, env_key, new_key
 from lab.waiting import until
 
-pytestmark = pytest.mark.xdist_group("e2b sandbox")  # its tests share a door and a sandbox
-
 
 def test_a_sandbox_is_as_it_was_asked_for(box: Any) -> None:
     info = box.get_info()
