@@ -3,10 +3,9 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/sbin:/sbin
 PY := .venv/bin/python
 BIN := src/atoll/_bin
-JOBS ?= 2
 .DEFAULT_GOAL := help
 
-.PHONY: dist bundle help setup bytecode hello test test-long lint fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
+.PHONY: dist bundle help setup bytecode hello test test-long lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -27,7 +26,7 @@ system-test:
 system-bench:
 	@scripts/install-system.sh bench || true
 
-.venv/.done: pyproject.toml requirements.lock
+.venv/.done: pyproject.toml requirements.lock | system
 	@echo "setting up .venv" >&2
 	@test -x .venv/bin/python || $$(command -v /usr/bin/python3 || command -v python3) -m venv .venv
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
@@ -40,24 +39,28 @@ bytecode: .venv/.done
 
 binaries: $(BIN)/atoll-guest $(BIN)/atoll-launch
 
-$(BIN)/atoll-guest: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src guest/.cargo -type f 2>/dev/null)
+$(BIN)/atoll-guest: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src guest/.cargo -type f 2>/dev/null) | system
 	@echo "building the guest agent (a minute or two)" >&2
 	@cd guest && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp guest/target/release/atoll-guest $@.new && mv $@.new $@
 
-$(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launcher/src launcher/.cargo -type f 2>/dev/null)
+$(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launcher/src launcher/.cargo -type f 2>/dev/null) | system
 	@echo "building the launcher" >&2
 	@cd launcher && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp launcher/target/release/atoll-launch $@.new && mv $@.new $@
 
-lint: setup ## ruff, mypy --strict, who may import whom, clippy, dependencies
+lint: lint-python lint-rust ## ruff, mypy --strict, who may import whom, clippy, dependencies
+	@$(PY) scripts/check_dependencies.py
+
+lint-python: setup
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@$(PY) scripts/unasync.py --check && $(PY) scripts/draw_architecture.py --check
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
+
+lint-rust: system
 	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
 	@cd launcher && cargo clippy --quiet --all-targets --locked -- -D warnings
-	@$(PY) scripts/check_dependencies.py
 
 fmt: .venv/.done ## format everything
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .

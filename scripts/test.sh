@@ -1,24 +1,22 @@
 #!/usr/bin/env bash
-# Run every test. Python tests run side by side, then those marked `serial` alone. A test that failed is run once more, alone:
-# these machines are noisy. What passed only then is listed as unsteady; what fails twice fails the run.
+# Run every test once: Rust and TypeScript in the background, Python side by side. Many tests wait more than they compute, so
+# there are more processes than processors. What measures the machine (`serial`, in the long run only) runs alone at the end.
 set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONDONTWRITEBYTECODE=  # what pytest has compiled of the tests serves all its processes
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
 failed=0
 
-for crate in guest launcher; do
-  (cd $crate && cargo test --release --locked --quiet) || failed=1
-done
+check_rust() { for crate in guest launcher; do (cd $crate && cargo test --locked --quiet) || return 1; done; }
+check_typescript() { [ ! -f sdk/typescript/package.json ] || (cd sdk/typescript && npm test --silent); }
+run_pytest() { .venv/bin/python -m pytest -q "$@"; local code=$?; [ $code = 5 ] || return $code; }
 
-run() { .venv/bin/python -m pytest "$@"; local code=$?; [ $code = 5 ] && code=0; return $code; }
-
-run -q -n "${JOBS:-2}" --dist loadgroup -m "not serial" -o cache_dir=.pytest_cache/side-by-side; first=$?
-run -q -m serial -o cache_dir=.pytest_cache/serial; second=$?
-for kind in side-by-side:$first serial:$second; do
-  name=${kind%:*} code=${kind#*:}
-  [ "$code" = 0 ] && continue
-  if [ "$code" != 1 ]; then failed=1; continue; fi
-  echo "== $name: running once more, alone, what failed"
-  run -q --last-failed --last-failed-no-failures none -o cache_dir=.pytest_cache/$name || failed=1
-done
-
-if [ -f sdk/typescript/package.json ]; then (cd sdk/typescript && npm test --silent) || failed=1; fi
+{ check_rust > "$logs/rust" 2>&1 && check_typescript > "$logs/typescript" 2>&1; } &
+others=$!
+run_pytest --collect-only > "$logs/collected" 2>&1 || { cat "$logs/collected"; failed=1; }  # compiles them
+run_pytest -n "${JOBS:-5}" --dist worksteal -m "not serial" || failed=1
+wait $others || failed=1
+cat "$logs/rust" "$logs/typescript" 2> /dev/null
+if [ -n "${ATOLL_TEST_LONG:-}" ]; then run_pytest -m serial || failed=1; fi
 exit $failed

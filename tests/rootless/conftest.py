@@ -1,5 +1,6 @@
 """The code where an ordinary user can read it, and that user, with and without subordinate ids."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -10,7 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.orphans import PR_SET_CHILD_SUBREAPER
 from lab.rootless import SOURCE, User, ordinary_user
+
+
+@pytest.fixture(autouse=True)
+def no_subreaper() -> None:
+    """Give up the orphans that tests of the backend have claimed for this process: it would keep the users' dead daemons."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +34,8 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         return
     with tempfile.TemporaryDirectory(prefix="atoll-code-", dir="/var/tmp") as directory:
         os.chmod(directory, 0o755)
-        shutil.copytree(SOURCE / "atoll", Path(directory) / "atoll", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copytree(packages, Path(directory) / "packages", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(SOURCE / "atoll", Path(directory) / "atoll")  # with what is compiled: nobody can add that later
+        shutil.copytree(packages, Path(directory) / "packages")
         yield os.path.realpath(sys.executable), f"{directory}:{directory}/packages"
 
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 from lab.rootless import PATIENCE, User
 
-pytestmark = pytest.mark.serial
-
 ASK = """
 import urllib.request, urllib.error
 for path in ('health', 'sandboxes'):

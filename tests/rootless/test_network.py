@@ -12,8 +12,6 @@ from lab.rootless import PATIENCE, User
 
 from atoll.egress import default_hosts
 
-pytestmark = pytest.mark.serial
-
 RUNTIMES = ["container", pytest.param("gvisor", marks=pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc"))]
 TRY = """
 import socket

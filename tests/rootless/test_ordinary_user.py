@@ -11,9 +11,6 @@ from pathlib import Path
 import pytest
 from lab.rootless import User, delegated, until
 
-# A test process that has become a subreaper would keep the dead daemons of these users: they run in one of their own.
-pytestmark = pytest.mark.serial
-
 RUNTIMES = ["container", pytest.param("gvisor", marks=pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc"))]
 PLANT = "for place in /workspace /usr/bin /tmp; do cp /usr/bin/id $place/planted; chmod 4755 $place/planted; done"
 

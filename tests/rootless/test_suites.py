@@ -13,14 +13,8 @@ from pathlib import Path
 import pytest
 from lab.rootless import PATIENCE, User, delegated, ordinary_user
 
-# A test process that has become a subreaper would keep the dead daemons of these users.
-pytestmark = pytest.mark.serial
-
 TESTS = Path(__file__).parents[1]
-SUITES = {
-    "behaviour": ["behaviour"],
-    "threats": ["threats/escape", "threats/files", "threats/resources", "threats/lifecycle"],
-}
+SUITES = ["behaviour", *(f"threats/{kind}" for kind in ("escape", "files", "resources", "lifecycle"))]
 FOR_ROOT = {  # those who become another user for it, or have the daemon's parts in their own process
     "test_k8e_D15_another_user_sees_nothing": "tests/rootless/test_ordinary_user.py has it",
     **dict.fromkeys(
@@ -79,7 +73,7 @@ def tests(code: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> It
     """The tests where an ordinary user can read them."""
     place = Path(f"/var/tmp/atoll-tests-{os.getpid()}-{os.urandom(4).hex()}")
     try:
-        shutil.copytree(TESTS, place / "tests", ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        shutil.copytree(TESTS, place / "tests", ignore=shutil.ignore_patterns("node_modules"))
         shutil.copy(TESTS.parent / "pyproject.toml", place)
         place.chmod(0o755)
         yield place
@@ -104,7 +98,7 @@ def outcome(
         os.chown(directory, user.uid, user.uid)
     passed_on = {k: v for k, v in os.environ.items() if k in ("ATOLL_TEST_PATIENCE", "ATOLL_TEST_LONG")}
     done = user.run(
-        *(*within, user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", *(f"tests/{suite}" for suite in suites)),
+        *(*within, user.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/{suite}" for suite in suites)),
         *(f"--junitxml={report}", "-k", SOME if within else runtime if runtime == "gvisor" else ""),
         env={
             "TMPDIR": str(place), "ATOLL_TEST_IMAGES": str(images), "PYTHONDONTWRITEBYTECODE": "1",
@@ -143,7 +137,7 @@ def well_off(code: tuple[str, str]) -> Iterator[tuple[User, str]]:
 @pytest.mark.parametrize("suite", SUITES)
 def test_with_ids_and_groups(well_off: tuple[User, str], tests: Path, suite: str) -> None:
     """Everything holds as it does for root."""
-    judge(outcome(well_off[0], tests, SUITES[suite], well_off[1]))
+    judge(outcome(well_off[0], tests, [suite], well_off[1]))
 
 
 @pytest.mark.skipif(not shutil.which("runsc"), reason="no runsc")

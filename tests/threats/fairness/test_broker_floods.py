@@ -12,7 +12,7 @@ from lab.broker_world import FairWorld, Waits, show
 from lab.internet import can_make_networks, wait_for
 from lab.sandboxes import LONG
 
-pytestmark = pytest.mark.serial
+pytestmark = [pytest.mark.serial] if LONG else []  # turns can be counted beside other tests; times cannot be measured
 BOUND = 3.0
 FEW, MANY = 8, 20
 MOST_TURNS = 4
