@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lab.plain_backend import PlainBackend, plain_core
+from lab.waiting import eventually
 
 from atoll import errors
 from atoll.config import Config, Sandboxes
@@ -189,8 +190,7 @@ async def test_a_box_that_dies_ends_its_commands_with_the_reason(plain: Core, wh
     assert caught.value.details["reason"] == "crashed"
     while (await plain.sandboxes.get(who, made.id)).state != "ended":
         await asyncio.sleep(0.01)
-    while Path(f"/proc/{pid}").exists():
-        await asyncio.sleep(0.01)
+    await eventually(lambda: not Path(f"/proc/{pid}").exists(), "its command is gone")
 
 
 async def test_a_persistent_sandbox_is_put_to_rest_instead_of_destroyed(plain: Core, who: Principal) -> None:

@@ -48,7 +48,7 @@ def test_line_27_an_unknown_kind_of_frames_is_refused(local, shared) -> None:
 
 def test_line_27_a_timeout_ends_the_frames_with_an_exit(gateway, shared) -> None:
     _, output, exit_code = decode(
-        chunks_of(gateway, session_id=shared, command="echo before; sleep 60", timeout=1, frames="sse")
+        chunks_of(gateway, session_id=shared, command="echo before; sleep 60", timeout=3, frames="sse")
     )
     assert (output, exit_code) == ("before\n", -1)
 

@@ -79,7 +79,7 @@ def test_k8e_P06_output_is_there_before_the_command_ends(local, place) -> None:
 
 
 def test_k8e_P07_D02_a_timeout_ends_the_tree_and_keeps_the_output(local, place) -> None:
-    done = local.Exec(session_id=place, command="echo early; (sleep 4567 &) ; sleep 4567", timeout=2)
+    done = local.Exec(session_id=place, command="echo early; (sleep 4567 &) ; sleep 4567", timeout=4)
     assert (done.status, done.exit_code, done.stdout) == ("timed_out", -1, "early\n")
     gone(local, place, "4567")
 

@@ -135,7 +135,7 @@ def test_k8e_D01_exit_code_and_both_streams(local, shared) -> None:
 
 
 def test_k8e_D02_timeout_is_a_normal_answer(local, shared) -> None:
-    done = local.Exec(session_id=shared, command="echo before; sleep 600", timeout=1)
+    done = local.Exec(session_id=shared, command="echo before; sleep 600", timeout=3)
     assert (done.stdout, done.exit_code, done.status) == ("before\n", -1, "timed_out")
     assert local.Exec(session_id=shared, command="echo alive").stdout == "alive\n"
 

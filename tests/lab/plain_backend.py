@@ -75,7 +75,10 @@ class PlainBox:
     async def kill(self) -> None:
         """The whole tree, as the end of a PID namespace would; an agent that was shot has left its part of it to us."""
         others = AGENTS - {self.record["pid"]}
-        while left := [*orphans.strangers(others), *([self.record["pid"]] if self._alive() else [])]:
+        looks = 0  # in a row that found nobody: the kernel's list of children may leave some out while it changes
+        while looks < 2:
+            left = [*orphans.strangers(others), *([self.record["pid"]] if self._alive() else [])]
+            looks = 0 if left else looks + 1
             for pid in {one for root in left for one in orphans.tree(root)}:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -248,7 +251,9 @@ async def plain_core(config: Config | None = None) -> AsyncIterator[Core]:
         home = Path(directory)
         core = Core(home, PlainBackend(home / "boxes"), PlainImages(), config or Config())
         await core.start()
-        yield core
-        for row in core.store.living():
-            await core.sandboxes.end(row["id"], "destroyed", "", "test")
-        await core.close()
+        try:
+            yield core
+        finally:
+            for row in core.store.living():
+                await core.sandboxes.end(row["id"], "destroyed", "", "test")
+            await core.close()
