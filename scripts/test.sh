@@ -15,7 +15,7 @@ run_pytest() { .venv/bin/python -m pytest -q "$@"; local code=$?; [ $code = 5 ] 
 { check_rust > "$logs/rust" 2>&1 && check_typescript > "$logs/typescript" 2>&1; } &
 others=$!
 run_pytest --collect-only > "$logs/collected" 2>&1 || { cat "$logs/collected"; failed=1; }  # compiles them
-run_pytest -n "${JOBS:-5}" --dist worksteal -m "not serial" || failed=1
+run_pytest -n "${JOBS:-4}" --dist worksteal -m "not serial" || failed=1
 wait $others || failed=1
 cat "$logs/rust" "$logs/typescript" 2> /dev/null
 if [ -n "${ATOLL_TEST_LONG:-}" ]; then run_pytest -m serial || failed=1; fi
