@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from e2b import AsyncSandbox, CommandExitException, FilesystemEventType, PtySize, SandboxException, SandboxQuery
 from lab.e2b import Door
+from lab.sandboxes import ONE_RUNTIME
 from lab.waiting import PATIENCE
 
 
+@pytest.mark.parametrize("runtime", ONE_RUNTIME, indirect=True, scope="module")
 async def test_every_method(door: Door) -> None:
     box = await AsyncSandbox.create(timeout=300, metadata={"async": door.key[-8:]}, **door.options)
     try:

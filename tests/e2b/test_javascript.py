@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from lab import npm
 from lab.e2b import Door
+from lab.sandboxes import ONE_RUNTIME
 from lab.waiting import PATIENCE
 
 VERSION = "2.51.0"
@@ -21,6 +22,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.parametrize("runtime", ONE_RUNTIME, indirect=True, scope="module")
 def test_every_method(door: Door, package: Path) -> None:
     env = {**os.environ, **door.env, "MARK": os.urandom(8).hex()}
     done = subprocess.run(["node", "use.mjs"], cwd=package, env=env, capture_output=True, timeout=4 * PATIENCE)

@@ -74,9 +74,9 @@ class PlainBox:
 
     async def kill(self) -> None:
         """The whole tree, as the end of a PID namespace would; an agent that was shot has left its part of it to us."""
-        others = AGENTS - {self.record["pid"]}
         looks = 0  # in a row that found nobody: the kernel's list of children may leave some out while it changes
         while looks < 2:
+            others = AGENTS - {self.record["pid"]}  # also those that were started meanwhile
             left = [*orphans.strangers(others), *([self.record["pid"]] if self._alive() else [])]
             looks = 0 if left else looks + 1
             for pid in {one for root in left for one in orphans.tree(root)}:
