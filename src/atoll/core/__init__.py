@@ -32,6 +32,7 @@ from atoll.core.sandboxes.idle_freeze import Doze
 from atoll.core.sandboxes.metrics import Metrics
 from atoll.core.sandboxes.notes import Notes
 from atoll.core.sandboxes.oneshot import Once
+from atoll.core.sandboxes.places import Places
 from atoll.core.sandboxes.reaper import Reaper
 from atoll.core.sandboxes.recovery import reconcile
 from atoll.core.sandboxes.sessions import Sessions
@@ -85,6 +86,7 @@ class Core:
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
         self.notes = Notes(self.sandboxes, self.store)
+        self.places = Places(self.store)
         self.metrics = Metrics(self.sandboxes)
         self.once = Once(self)
         self.keeper.watch.on_lost_key(self.approvals.withdraw_all)

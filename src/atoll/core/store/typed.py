@@ -70,6 +70,7 @@ class StoredSpec(TypedDict, total=False):
     env: dict[str, str]
     labels: dict[str, str]
     workdir: str
+    alias: str | None
     secrets: list[StoredSecret]
     require_approval: list[str]
 

@@ -9,9 +9,8 @@ import asyncio
 import logging
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,7 @@ class Door:
         self.name = name
         self.settings = settings
         self.instance = instance
-        self.running: Counter[str] = Counter()  # commands under way, by sandbox
         self.last_exec: dict[str, float] = {}
-        self.booting: set[str] = set()
         self.ending: dict[str, asyncio.Task[Any]] = {}
         self._past: dict[str, None] = {}
         self._past_read = False
@@ -91,36 +88,26 @@ class Door:
 
     @contextmanager
     def place(self, sandbox: str) -> Iterator[None]:
-        """One of the door's places for a new sandbox. Taken without a pause after counting, so no two take the last."""
+        """Hold one of the door's places for a new sandbox; S400 at once when none is free."""
         most = self.settings.max_concurrent_sandboxes
-        if self._count() + len(self.booting) >= most:
-            raise Failure(
-                "S400", f"{most} sandboxes are the most at once", note=f"max_concurrent_sandboxes is {most}: stop one"
-            )
-        self.booting.add(sandbox)
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(self.core.places.sandbox(self.who, LABEL, self.name, sandbox, most))
+            except errors.Exhausted as full:
+                note = f"max_concurrent_sandboxes is {most}: stop one"
+                raise Failure("S400", full.message, note=note) from None
             yield
-        finally:
-            self.booting.discard(sandbox)
-
-    def _count(self) -> int:
-        """Sandboxes that live now, besides those being made; from the store, without waiting for anything."""
-        labels = self.core.sandboxes.labels(self.who, "running", "paused", "ending")
-        return sum(1 for one in labels if one.get(LABEL) == self.name and one.get(ID) not in self.booting)
 
     @contextmanager
     def slot(self, sandbox: str) -> Iterator[None]:
-        """A place for one command; S003 at once when none is free."""
-        if self.running[sandbox] >= self.settings.exec_slots:
-            raise Failure("S003", f"sandbox {sandbox} is running {self.running[sandbox]} command(s) already")
-        self.running[sandbox] += 1
-        self.last_exec[sandbox] = time.time()
-        try:
+        """Hold a place for one command; S003 at once when none is free."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(self.core.places.command(self.who, sandbox, self.settings.exec_slots))
+            except errors.Exhausted as full:
+                raise Failure("S003", full.message) from None
+            self.last_exec[sandbox] = time.time()
             yield
-        finally:
-            self.running[sandbox] -= 1
-            if not self.running[sandbox]:
-                del self.running[sandbox]
 
     async def end(self, sandbox: str) -> None:
         """Destroy it to the end, even when the caller goes away."""

@@ -349,7 +349,7 @@ async def listed(door: Door, request: r.Nothing) -> r.Sandboxes:
     now = time.time()
     found = []
     for sandbox, info in await door.alive():
-        flights = door.running.get(sandbox, 0)
+        flights = door.core.places.running(door.who, sandbox)
         last = door.last_exec.get(sandbox)
         found.append(
             r.Listed(
