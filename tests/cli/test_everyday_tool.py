@@ -2,12 +2,10 @@
 
 import json
 import os
-import pty
 import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,27 +19,6 @@ sleep 4
 echo 'I: still at it' >&2
 exec tar -C "$(dirname "$0")/tree" -cf - .
 """
-
-
-def at_terminal(cli: Cli, *words: str, env: dict[str, str] | None = None, cwd: str | None = None) -> tuple[int, str]:
-    """The exit code, and what a person sees."""
-    master, slave = pty.openpty()
-    process = cli.popen(*words, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env or {}, cwd=cwd)
-    os.close(slave)
-    seen, end = b"", time.monotonic() + WAIT
-    try:
-        while time.monotonic() < end:
-            if select.select([master], [], [], 1.0)[0]:
-                try:
-                    piece = os.read(master, 65536)
-                except OSError:  # how the end looks on a terminal
-                    break
-                if not piece:
-                    break
-                seen += piece
-        return process.wait(WAIT), seen.decode("utf-8", "replace").replace("\r\n", "\n")
-    finally:
-        os.close(master)
 
 
 @pytest.fixture
@@ -115,10 +92,10 @@ def test_everyday_15_a_person_gets_text_and_a_program_json(cli: Cli, box: str) -
         ("template", "list"), ("key", "list"), ("skill", "list"),
     ]  # fmt: skip
     for words in verbs:
-        code, seen = at_terminal(cli, *words)
+        code, seen = cli.at_terminal(*words)
         assert code == 0 and not seen.lstrip().startswith("{"), (words, seen)
         assert "{'" not in seen and "': " not in seen and "True" not in seen, (words, seen)
-        code, seen = at_terminal(cli, *words, "--json")
+        code, seen = cli.at_terminal(*words, "--json")
         assert code == 0, (words, seen)
         json.loads(seen)
         piped = cli(*words, "--json")
@@ -129,7 +106,7 @@ def test_everyday_15_a_person_gets_text_and_a_program_json(cli: Cli, box: str) -
 
 
 def test_everyday_15_a_person_gets_an_error_in_words(cli: Cli) -> None:
-    code, seen = at_terminal(cli, "sandbox", "get", "nobody")
+    code, seen = cli.at_terminal("sandbox", "get", "nobody")
     assert code == 1 and seen.startswith("atoll: no sandbox 'nobody'"), seen
     assert cli("sandbox", "get", "nobody").json["error"] == "not_found"
     failed = cli("--json", "exec", "nobody", "true")

@@ -1,8 +1,6 @@
 """A gateway as `atoll serve` makes one, and machines that use it: each with a home and an ATOLL_HOME of its own."""
 
 import os
-import pty
-import select
 import shutil
 import subprocess
 import tempfile
@@ -27,33 +25,6 @@ class Machine(Cli):
     @property
     def data(self) -> Path:
         return self.root / "a" / "sandbox"
-
-    def at_terminal(self, *words: str) -> str:
-        """What a person sees."""
-        master, slave = pty.openpty()
-        process = subprocess.Popen(
-            self.command(*words), stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=self.env, cwd=self.root
-        )
-        os.close(slave)
-        seen, until = b"", time.monotonic() + WAIT
-        try:
-            while time.monotonic() < until:
-                if not select.select([master], [], [], 1.0)[0]:
-                    continue
-                try:
-                    piece = os.read(master, 65536)
-                except OSError:  # how the end looks on a terminal
-                    break
-                if not piece:
-                    break
-                seen += piece
-            process.wait(WAIT)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait(WAIT)
-            os.close(master)
-        return seen.decode("utf-8", "replace").replace("\r\n", "\n")
 
     def close(self) -> None:
         self("daemon", "stop", "--force")

@@ -54,16 +54,16 @@ def test_people_see_tables_and_programs_json(gateway: Gateway) -> None:
     try:
         for words in (("list",), ("sessions",), ("get", session), ("events", session), ("list", session)):
             assert gateway.ok("sandbox", *words)
-            assert gateway.at_terminal("sandbox", *words, "--json").lstrip().startswith("{")
-        seen = gateway.at_terminal("sandbox", "list")
+            assert gateway.at_terminal("sandbox", *words, "--json")[1].lstrip().startswith("{")
+        seen = gateway.at_terminal("sandbox", "list")[1]
         assert seen.splitlines()[0].split()[:3] == ["ID", "NAME", "PHASE"]
         assert re.search(rf"{session}\s+{name}\s+\x1b\[32mActive\s*\x1b\[0m", seen)
         gateway.env["NO_COLOR"] = "1"
-        assert "\x1b" not in gateway.at_terminal("sandbox", "list")
-        shown = gateway.at_terminal("sandbox", "get", session)
+        assert "\x1b" not in gateway.at_terminal("sandbox", "list")[1]
+        shown = gateway.at_terminal("sandbox", "get", session)[1]
         assert re.search(r"^phase +Active$", shown, re.MULTILINE) and re.search(rf"^name +{name}$", shown, re.MULTILINE)
-        assert "created" in gateway.at_terminal("sandbox", "events", session)
-        assert "no files" in gateway.at_terminal("sandbox", "list", session)
+        assert "created" in gateway.at_terminal("sandbox", "events", session)[1]
+        assert "no files" in gateway.at_terminal("sandbox", "list", session)[1]
     finally:
         gateway.env.pop("NO_COLOR", None)
         gateway.ok("sandbox", "destroy", session)
@@ -74,7 +74,7 @@ def test_a_hostile_name_cannot_steer_the_terminal(gateway: Gateway) -> None:
     try:
         hostile = r"touch \"$(printf 'a\\033]0;x\\007b')\""
         gateway.ok("sandbox", "run", hostile.replace('\\"', '"'), "--session-id", session)
-        seen = gateway.at_terminal("sandbox", "list", session)
+        seen = gateway.at_terminal("sandbox", "list", session)[1]
         assert "\x07" not in seen and "\x1b]" not in seen and "/workspace/a" in seen
     finally:
         gateway.ok("sandbox", "destroy", session)

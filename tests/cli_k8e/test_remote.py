@@ -43,7 +43,7 @@ def test_the_verbs_people_use_work_from_afar(remote: Machine) -> None:
         started = remote.ok("sandbox", "run", "echo bg", "--background", "--session-id", session)
         assert remote.ok("sandbox", "poll", started["run_id"], "--follow")["stdout"] == "bg\n"
         assert remote("exec", "-i", session, "cat", stdin=b"piped").stdout == b"piped"
-        assert "on a tty" in remote.at_terminal("exec", "-t", session, "sh", "-c", "test -t 1 && echo on a tty")
+        assert "on a tty" in remote.at_terminal("exec", "-t", session, "sh", "-c", "test -t 1 && echo on a tty")[1]
         assert remote.ok("sandbox", "ps", session)["processes"] is not None
         assert remote.ok("sandbox", "get", session)["phase"] == "Active"
         assert remote.ok("sandbox", "events", session)["returned"] > 0

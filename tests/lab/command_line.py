@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
+import select
 import subprocess
 import sys
+import time
 from typing import Any
 
 from lab.sandboxes import SOURCE
@@ -75,3 +78,27 @@ class Cli:
         done = self(*words, **options)
         assert done.code == 0, done
         return done.json
+
+    def at_terminal(self, *words: str, env: dict[str, str] | None = None, cwd: str | None = None) -> tuple[int, str]:
+        """The exit code, and what a person sees."""
+        master, slave = pty.openpty()
+        process = self.popen(*words, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env or {}, cwd=cwd)
+        os.close(slave)
+        seen, end = b"", time.monotonic() + WAIT
+        try:
+            while time.monotonic() < end:
+                if not select.select([master], [], [], 1.0)[0]:
+                    continue
+                try:
+                    piece = os.read(master, 65536)
+                except OSError:  # how the end looks on a terminal
+                    break
+                if not piece:
+                    break
+                seen += piece
+            return process.wait(WAIT), seen.decode("utf-8", "replace").replace("\r\n", "\n")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait(WAIT)
+            os.close(master)

@@ -8,12 +8,15 @@ kernel file system is refused (CVE-2024-21626).
 import json
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from atoll.errors import ImageError
+
+if TYPE_CHECKING:
+    from atoll.images.sources.host import HostImage
 
 Source = Literal["host", "oci", "debian"]
 
@@ -42,7 +45,7 @@ class ImageFields(TypedDict):
     name: str
     digest: str
     source: Source
-    platform: NotRequired[str]
+    platform: str  # empty for the machine's own
     size: int
     created: str
     layers: list[str]
@@ -74,21 +77,26 @@ class Image:
 
     def to_json(self) -> ImageFields:
         """For `image inspect` and the APIs."""
-        return {
-            "name": self.name,
-            "digest": self.digest,
-            "source": self.source,
-            "platform": self.platform,
-            "size": self.size,
-            "created": self.created,
-            "layers": [str(path) for path in self.lowers],
-            "env": dict(self.env),
-            "user": self.user,
-            "workdir": self.workdir,
-            "entrypoint": list(self.entrypoint),
-            "cmd": list(self.cmd),
-            "notes": list(self.notes),
-        }
+        return describe(self, self.lowers)
+
+
+def describe(image: "Image | HostImage", layers: Iterable[Path]) -> ImageFields:
+    """Return what is told of an image."""
+    return {
+        "name": image.name,
+        "digest": image.digest,
+        "source": image.source,
+        "platform": image.platform,
+        "size": image.size,
+        "created": image.created,
+        "layers": [str(path) for path in layers],
+        "env": dict(image.env),
+        "user": image.user,
+        "workdir": image.workdir,
+        "entrypoint": list(image.entrypoint),
+        "cmd": list(image.cmd),
+        "notes": list(image.notes),
+    }
 
 
 @dataclass(frozen=True, slots=True)

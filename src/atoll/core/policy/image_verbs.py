@@ -22,7 +22,7 @@ class ListedImage(TypedDict):
     source: str
     size: int
     created: str
-    platform: str | None
+    platform: str
 
 
 class Known(TypedDict):
@@ -144,5 +144,5 @@ def _shown(image: "ImageFields") -> ListedImage:
         "source": image["source"],
         "size": image["size"],
         "created": image["created"],
-        "platform": image.get("platform"),
+        "platform": image["platform"],
     }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from atoll.images.image import DEFAULT_PATH, ImageFields
+from atoll.images.image import DEFAULT_PATH, ImageFields, describe
 from atoll.images.layers.tree import OverlayFlavour, remove_tree, sync_tree, write_atomically
 from atoll.images.sources import host_etc, host_mask
 
@@ -60,20 +60,7 @@ class HostImage:
         return (self.usr_mask, self.usr)
 
     def to_json(self) -> ImageFields:
-        return {
-            "name": self.name,
-            "digest": self.digest,
-            "source": self.source,
-            "size": self.size,
-            "created": self.created,
-            "layers": [str(self.skeleton), str(self.usr_mask), str(self.usr)],
-            "env": dict(self.env),
-            "user": self.user,
-            "workdir": self.workdir,
-            "entrypoint": list(self.entrypoint),
-            "cmd": list(self.cmd),
-            "notes": list(self.notes),
-        }
+        return describe(self, (self.skeleton, *self.usr_lowers))
 
 
 def build_host_image(
