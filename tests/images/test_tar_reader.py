@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lab.images import Member, make_tar
 
 from atoll.errors import ImageError
-from atoll.images.layers.tar import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Entry, TarReader
+from atoll.tar_reader import DIRECTORY, HARDLINK, REGULAR, SYMLINK, Entry, TarReader
 
 KINDS = {
     tarfile.REGTYPE: REGULAR,

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, BinaryIO, TypedDict
 
 from atoll import errors
+from atoll import tar_reader as tar
 from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
 from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry, Head, Origin
-from atoll.images.layers import tar
 
 AHEAD = 4  # chunks read before they are needed
 MAX_ENTRIES = 1_000_000

@@ -13,11 +13,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from atoll import errors
+from atoll import tar_reader as tar
 from atoll.core.workspaces.chunks import CHUNK_BYTES, ChunkStore
 from atoll.core.workspaces.index import DIRECTORY, FILE, GONE, HARDLINK, SYMLINK, Entry
 from atoll.guest import Download, GuestClient
 from atoll.guest.wire import Message
-from atoll.images.layers import tar
 
 AT_ONCE = 8  # files read at a time
 PIECES = 8  # chunks on their way to the store

@@ -15,8 +15,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from atoll import tar_reader as tar
 from atoll.errors import DiskFull, ImageError
-from atoll.images.layers import tar
 from atoll.images.layers.decompress import LayerStream
 from atoll.images.layers.limits import Limits
 from atoll.images.layers.tree import OverlayFlavour
