@@ -6,7 +6,7 @@ files are refused, and a header with a wrong checksum ends the archive with an e
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from atoll.errors import ImageError
 
@@ -20,8 +20,7 @@ _KNOWN = frozenset({REGULAR, HARDLINK, SYMLINK, CHARACTER, BLOCKDEV, DIRECTORY, 
 _PAX, _PAX_GLOBAL, _GNU_NAME, _GNU_LINK, _GNU_SPARSE = b"x", b"g", b"L", b"K", b"S"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One member: names are bytes exactly as the archive has them, nothing is normalised."""
 
     name: bytes
@@ -69,7 +68,7 @@ class TarReader:
             entry = _apply(entry, records)
             records, extensions = {}, 0
             if entry.kind != REGULAR:
-                entry = Entry(entry.name, entry.kind, entry.mode, entry.uid, entry.gid, 0, entry.mtime, entry.link)
+                entry = entry._replace(size=0)
             self._left, self._padding = entry.size, -entry.size % BLOCK
             yield entry
 
@@ -145,10 +144,9 @@ def _apply(entry: Entry, records: dict[str, bytes]) -> Entry:
     if b"\0" in name or b"\0" in link:
         raise ImageError("the archive has a name with a NUL byte")
     kind = DIRECTORY if entry.kind == REGULAR and name.endswith(b"/") else entry.kind
-    return Entry(
+    return entry._replace(
         name=name,
         kind=kind,
-        mode=entry.mode,
         uid=_decimal(records, "uid", entry.uid),
         gid=_decimal(records, "gid", entry.gid),
         size=_decimal(records, "size", entry.size),

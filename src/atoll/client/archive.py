@@ -7,7 +7,6 @@ only when they cannot point out of the tree; devices, fifos and sockets never; s
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import stat
@@ -15,7 +14,9 @@ import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
-from ..errors import FileError, InvalidArgument, TooLarge, Unsupported
+from .. import tar_reader
+from ..errors import FileError, ImageError, InvalidArgument, TooLarge, Unsupported
+from ..tar_reader import Entry, TarReader
 from .portable import CLOSE_ON_EXEC, NO_FOLLOW
 
 PIECE = 262_144
@@ -86,57 +87,54 @@ def _pack_file(path: str, info: tarfile.TarInfo) -> Iterator[bytes]:
     yield bytes(-info.size % tarfile.BLOCKSIZE)
 
 
-class _Pieces(io.RawIOBase):
-    """A readable file over an iterator of byte strings."""
+def _reading(pieces: Iterator[bytes]) -> Callable[[int], bytes]:
+    """Return a function that gives up to so many of the next bytes, and none at the end."""
+    rest = memoryview(b"")
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self._pieces = iter(pieces)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: object) -> int:
-        target = memoryview(buffer)  # type: ignore[arg-type]
-        while not self._rest:
-            piece = next(self._pieces, None)
+    def read(size: int) -> bytes:
+        nonlocal rest
+        while not rest:
+            piece = next(pieces, None)
             if piece is None:
-                return 0
-            self._rest = memoryview(piece)
-        count = min(len(target), len(self._rest))
-        target[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
+                return b""
+            rest = memoryview(piece)
+        taken, rest = bytes(rest[:size]), rest[size:]
+        return taken
+
+    return read
 
 
 def unpack(
-    pieces: Iterable[bytes], target: str, *, rename: Callable[[str], str] = lambda name: name,
-    max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES,
-) -> Unpacked:  # fmt: skip
+    pieces: Iterable[bytes], target: str, *, max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES
+) -> Unpacked:
     """Extract a tar stream beneath the existing directory `target`."""
     done = Unpacked()
     if os.open not in os.supports_dir_fd:
         raise Unsupported("this system cannot unpack a directory safely", hint="fetch its files one by one")
     root = os.open(target, os.O_RDONLY | _IS_DIRECTORY | CLOSE_ON_EXEC)  # the caller's own word: may itself be a link
     try:
-        stream = io.BufferedReader(_Pieces(pieces), PIECE)
-        with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
-            for count, member in enumerate(tar):
-                if count >= max_entries:
-                    raise TooLarge(f"more than {max_entries} entries")
-                if done.bytes + max(member.size, 0) > max_bytes:
-                    raise TooLarge(f"more than {max_bytes} bytes")
-                _place(root, tar, member, rename(member.name), done)
-        while stream.read(PIECE):  # to the stream's end: only then is it known to be whole
+        source = iter(pieces)
+        reader = tar_reader.TarReader(_reading(source))
+        for count, entry in enumerate(reader.entries()):
+            if count >= max_entries:
+                raise TooLarge(f"more than {max_entries} entries")
+            if done.bytes + entry.size > max_bytes:
+                raise TooLarge(f"more than {max_bytes} bytes")
+            _place(root, reader, entry, _text(entry.name), done)
+        for _ in source:  # to the stream's end: only then is it known to be whole
             pass
-    except tarfile.TarError as bad:
-        raise FileError(f"the archive is broken: {bad}") from None
+    except ImageError as bad:
+        raise FileError(f"the archive is broken: {bad.message}") from None
     finally:
         os.close(root)
     return done
 
 
-def _place(root: int, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, done: Unpacked) -> None:
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape").rstrip("/")
+
+
+def _place(root: int, reader: TarReader, entry: Entry, name: str, done: Unpacked) -> None:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or name.startswith("/") or "\0" in name:
         done.refused.append(f"{name}: leads outside")
@@ -145,10 +143,10 @@ def _place(root: int, tar: tarfile.TarFile, member: tarfile.TarInfo, name: str, 
         return
     try:
         with _Parent(root, parts[:-1]) as parent:
-            if member.islnk():
-                _link(root, parent.descriptor, parts, member, done)
+            if entry.kind == tar_reader.HARDLINK:
+                _link(root, parent.descriptor, parts, name, _text(entry.link), done)
             else:
-                _make(parent.descriptor, parts, tar, member, done)
+                _make(parent.descriptor, parts, reader, entry, done)
     except OSError as bad:
         done.refused.append(f"{name}: {bad.strerror or bad}")
 
@@ -181,38 +179,36 @@ class _Parent:
         os.close(self.descriptor)
 
 
-def _make(parent: int, parts: list[str], tar: tarfile.TarFile, member: tarfile.TarInfo, done: Unpacked) -> None:
+def _make(parent: int, parts: list[str], reader: TarReader, entry: Entry, done: Unpacked) -> None:
     name = parts[-1]
-    if member.isdir():
+    if entry.kind == tar_reader.DIRECTORY:
         try:
             os.mkdir(name, 0o755, dir_fd=parent)
         except FileExistsError:
             os.close(os.open(name, _DIRECTORY, dir_fd=parent))  # fails for anything but a real directory
-    elif member.isreg():
-        source = tar.extractfile(member)
-        if source is None:
-            raise OSError("unreadable entry")
-        done.bytes += write_beneath(parent, name, iter(lambda: source.read(PIECE), b""), member.mode, member.mtime)
+    elif entry.kind == tar_reader.REGULAR:
+        done.bytes += write_beneath(parent, name, reader.chunks(), entry.mode, entry.mtime)
         done.files += 1
         done.placed.add(tuple(parts))
-    elif member.issym():
-        if not stays_inside(parts, member.linkname):
-            done.refused.append(f"{member.name}: a link to {member.linkname} leads outside")
+    elif entry.kind == tar_reader.SYMLINK:
+        target = entry.link.decode("utf-8", "surrogateescape")
+        if not stays_inside(parts, target):
+            done.refused.append(f"{'/'.join(parts)}: a link to {target} leads outside")
             return
         _refuse_link(parent, name)
         temporary = _temporary()
-        os.symlink(member.linkname, temporary, dir_fd=parent)
+        os.symlink(target, temporary, dir_fd=parent)
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
         done.files += 1
     else:
-        done.refused.append(f"{member.name}: neither file, directory nor link")
+        done.refused.append(f"{'/'.join(parts)}: neither file, directory nor link")
 
 
-def _link(root: int, parent: int, parts: list[str], member: tarfile.TarInfo, done: Unpacked) -> None:
+def _link(root: int, parent: int, parts: list[str], name: str, target: str, done: Unpacked) -> None:
     """A hard link: only to a file that this archive brought."""
-    source = [part for part in member.linkname.split("/") if part not in ("", ".")]
+    source = [part for part in target.split("/") if part not in ("", ".")]
     if tuple(source) not in done.placed:
-        done.refused.append(f"{member.name}: a hard link to {member.linkname}, which is not in the archive")
+        done.refused.append(f"{name}: a hard link to {target}, which is not in the archive")
         return
     _refuse_link(parent, parts[-1])
     temporary = _temporary()
