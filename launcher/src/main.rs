@@ -117,6 +117,7 @@ fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: &[OwnedF
     let argv = order.argv.iter().map(|a| CString::new(a.as_bytes())).collect::<std::result::Result<Vec<_>, _>>();
     let argv = argv.map_err(|_| Failure::new("engine", "NUL in the engine's arguments".into()))?;
     let env: Vec<CString> = order.env.iter().filter_map(|e| CString::new(e.as_bytes()).ok()).collect();
+    let filter = order.filter.as_deref().map(rights::parse).transpose()?;
     let [boot, log, handed, ..] = fds else {
         return Err(Failure::new("order", "descriptors for the engine are missing".into()));
     };
@@ -133,6 +134,9 @@ fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: &[OwnedF
         sys::close_from(HANDED)?;
     }
     std::mem::forget(spaces);
+    if let Some(filter) = filter {
+        rights::install(&filter)?;
+    }
     let error = sys::exec(&argv, &env);
     // The channel is gone by now: the log is where this is read.
     eprintln!("cannot run {}: {error}", order.argv.first().map_or("", String::as_str));

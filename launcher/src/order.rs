@@ -19,6 +19,8 @@ pub struct Start {
     pub groups: Vec<String>,
     /// For an engine that has to run inside the sandbox's own namespaces: the OCI configuration, written where it can read it.
     pub inside: Option<String>,
+    /// What the engine's own system calls pass, as a program in hexadecimal digits.
+    pub filter: Option<String>,
     /// For the engine that is ours: what to start instead of `argv`.
     pub direct: Option<Direct>,
     /// What programs, or an engine inside, are to take for the machine's.
@@ -95,6 +97,7 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         read_only_root: order.flag("read_only_root")?,
         groups: order.list("groups", text)?,
         inside: optional(order.take("inside")?, text)?,
+        filter: if order.has("filter") { Some(order.text("filter")?) } else { None },
         direct: if order.has("direct") { Some(direct(order.take("direct")?)?) } else { None },
         seen: if order.has("seen") { Some(seen(order.take("seen")?)?) } else { None },
         argv: order.list("argv", text)?,

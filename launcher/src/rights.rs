@@ -52,7 +52,7 @@ pub fn give_up(kept: u64) -> Result<()> {
     }
 }
 
-/// From now on every call passes the program; needs `no_new_privs`.
+/// From now on every call passes the program; needs `no_new_privs`, or rights over the user namespace.
 pub fn install(program: &[libc::sock_filter]) -> Result<()> {
     const MODE_FILTER: libc::c_uint = 1;
     let length = u16::try_from(program.len()).map_err(|_| Failure::new(STEP, "the filter is too long".into()))?;

@@ -1,6 +1,7 @@
 """What only gVisor does: its processes are nobody on the host, its agent dials, and strangers who knock are not let in."""
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -199,22 +200,38 @@ async def test_a_closed_door_tells_who_waits(door: Door) -> None:
         await asyncio.wait_for(waiting, PATIENCE)
 
 
-OLD = "/usr/bin/runsc"
+CACHE = Path(os.environ.get("ATOLL_CACHE") or Path.home() / ".cache" / "atoll")
+OLDER = {
+    "2022": ("runsc-ptrace", "/usr/bin/runsc"),  # Debian 12's
+    "2024": ("runsc-systrap", f"{CACHE}/runsc-2024-{os.uname().machine}/runsc"),  # scripts/install-runsc.sh fallback
+}
 
 
-def _is_old(program: str) -> bool:
+def _is_of(year: str, program: str) -> bool:
     if not os.path.exists(program):
         return False
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=PATIENCE).stdout
-    return "20221219" in said
+    return f"~{year}" in said
 
 
-@pytest.mark.skipif(not _is_old(OLD), reason="needs the build of Debian 12")
-async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> None:
-    """Commands, files, kills of whole trees and a second connection on the build of 2022."""
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A directory that the ids of sandboxes can reach, as that of an installed program."""
+    with tempfile.TemporaryDirectory(prefix="atoll-runsc-", dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("year", OLDER)
+async def test_older_builds_work(backend: LocalBackend, rootfs, reachable: Path, year: str) -> None:
+    """Commands, files, kills of whole trees, a second connection and freezing on the builds that set-up falls back to."""
     from lab.backend import spec_for
 
-    box = await backend._create(spec_for(rootfs), Engine(Gvisor(), "runsc-ptrace", OLD))
+    engine, program = OLDER[year]
+    if not _is_of(year, program):
+        pytest.skip(f"no build of {year} here")
+    program = shutil.copy(program, reachable / "runsc")
+    box = await backend._create(spec_for(rootfs), Engine(Gvisor(), engine, program))
     sandbox = Sandbox(backend, box)
     try:
         assert (await sandbox.sh("echo out; echo err >&2; exit 3")).exit.code == 3
@@ -224,8 +241,63 @@ async def test_the_old_build_works_by_ptrace(backend: LocalBackend, rootfs) -> N
         sandbox.client.drop_connection()
         left = (await sandbox.client.request("ps"))["processes"]
         assert not [process for process in left if "sleep" in process["comm"]]
+        for _ in range(3):
+            await box.freeze()
+            await box.thaw()
+        assert (await sandbox.sh("echo still here")).stdout == "still here\n"
     finally:
         await sandbox.destroy()
+
+
+def test_set_up_installs_the_build_it_kept(tmp_path: Path) -> None:
+    """A build in the cache is installed without compiling; one that was changed there is not."""
+    script = Path(__file__).parents[2] / "scripts" / "install-runsc.sh"
+    text = script.read_text()
+    version = text.partition("\nversion=")[2].partition("\n")[0]
+    kept = tmp_path / "cache" / f"runsc-{version}-{os.uname().machine}"
+    kept.parent.mkdir()
+    kept.write_text(f"#!/bin/sh\n# mod\tgvisor.dev/gvisor\t{version}\necho runsc version VERSION_MISSING\n")
+    kept.chmod(0o755)
+    tools = tmp_path / "tools"  # neither Go, nor curl, nor apt, nor another runsc
+    tools.mkdir()
+    for name in (
+        "bash",
+        "sed",
+        "grep",
+        "head",
+        "cp",
+        "mv",
+        "rm",
+        "mkdir",
+        "mktemp",
+        "chmod",
+        "uname",
+        "id",
+        "dirname",
+        "sha256sum",
+    ):
+        (tools / name).symlink_to(shutil.which(name) or name)
+    closed = script_without_extra_path(text, tmp_path)
+
+    def install(target: str) -> bool:
+        env = {"PATH": str(tools), "HOME": str(tmp_path), "ATOLL_CACHE": str(kept.parent)}
+        env["ATOLL_RUNSC_TARGET"] = str(tmp_path / target)
+        subprocess.run(["bash", closed], env=env, check=True, timeout=PATIENCE)
+        return (tmp_path / target / "runsc").exists()
+
+    assert not install("unsigned")
+    checksum = hashlib.sha256(kept.read_bytes()).hexdigest()
+    (kept.parent / f"{kept.name}.sha256").write_text(f"{checksum}  {kept.name}\n")
+    assert install("good")
+    kept.write_text(kept.read_text() + "# changed\n")
+    assert not install("changed")
+
+
+def script_without_extra_path(text: str, where: Path) -> Path:
+    """The script, as on a machine where nothing lies outside of PATH."""
+    changed = where / "install-runsc.sh"
+    changed.write_text(text.replace('export PATH="$PATH:/usr/local/go/bin:/usr/sbin:/sbin"\n', ""))
+    return changed
 
 
 # A build of gVisor whose kernel ends a moment after it has started a sandbox, as one did that a newer Go had compiled.

@@ -201,7 +201,7 @@ async def test_dev_is_fresh_and_short(make, runtime: str) -> None:
             "zero",
         )
     } - ({"mqueue"} if runtime == "gvisor" else set()) | (
-        names & ({"fuse", "net"} if runtime == "gvisor" else {"core"})
+        names & ({"char", "fuse", "net"} if runtime == "gvisor" else {"core"})
     )
     assert not (await sandbox.sh("mknod /workspace/sda b 8 0")).ok
 

@@ -141,8 +141,12 @@ async def test_BK18_the_dead_are_not_adopted(place: Place) -> None:
 
 
 async def test_BK12_a_frozen_sandbox_goes_on_when_it_is_thawed(place: Place) -> None:
-    """Nothing in it runs meanwhile. One that is frozen can be destroyed."""
+    """Nothing in it runs meanwhile. One that is frozen can be destroyed. However often it was frozen, nothing in it is lost."""
     box, other = await place.create(), await place.create()
+    for _ in range(4):
+        await box.freeze()
+        await box.thaw()
+    assert [await run(box, "/bin/echo", "here") for _ in range(3)] == [(0, "here\n")] * 3
     await box.freeze()
     running = asyncio.create_task(run(box, "/bin/true"))
     await asyncio.sleep(0.2)

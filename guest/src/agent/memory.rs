@@ -1,8 +1,8 @@
 //! Memory under a kernel that does not end a program when it runs out (gVisor): there the host would end that kernel, and the
 //! sandbox with it. So the agent watches what the host counts, and ends the largest program while there is still some left.
 //!
-//! It looks the more often the less is left, and not at all while no program runs. What can be given back at once (pages of files)
-//! does not count.
+//! It looks the more often the less is left, and not at all while no program runs. What can be given back at once (pages of files,
+//! and what the host's kernel remembers of their names) does not count.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -54,7 +54,8 @@ impl Watch {
     /// Bytes in use that nobody can give back.
     fn look(&self) -> Option<u64> {
         let (usage, stat) = (read(&self.usage)?, read(&self.stat)?);
-        Some(usage.trim().parse::<u64>().ok()?.saturating_sub(file_pages(&stat)))
+        let used = usage.trim().parse::<u64>().ok()?;
+        Some(used.saturating_sub(file_pages(&stat)).saturating_sub(names(&stat, used, self.limit.reserve / 2)))
     }
 
     /// What is used once the programs that were killed have given back what they had.
@@ -91,13 +92,23 @@ fn read(file: &File) -> Option<String> {
     String::from_utf8(buffer.get(..got)?.to_vec()).ok()
 }
 
+fn value(stat: &str, name: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
 /// Pages of files in memory.stat. The first hierarchy's file counts groups below in lines of their own.
 fn file_pages(stat: &str) -> u64 {
-    let value = |name: &str| {
-        stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse::<u64>().ok())
-    };
-    let sum = |names: [&str; 2]| names.iter().map(|name| value(name)).sum::<Option<u64>>();
+    let sum = |names: [&str; 2]| names.iter().map(|name| value(stat, name)).sum::<Option<u64>>();
     sum(["total_active_file", "total_inactive_file"]).or_else(|| sum(["active_file", "inactive_file"])).unwrap_or(0)
+}
+
+/// What the host's kernel holds for names of files, and gives back when the group is full: a walk over /usr makes 150 MB of it. The
+/// first hierarchy does not tell it from other memory of the kernel, so there all of that is taken for it, up to `most`.
+fn names(stat: &str, used: u64, most: u64) -> u64 {
+    match (value(stat, "total_rss"), value(stat, "total_cache")) {
+        (Some(programs), Some(cache)) => used.saturating_sub(programs).saturating_sub(cache).min(most),
+        _ => value(stat, "slab_reclaimable").unwrap_or(0),
+    }
 }
 
 impl Agent {
@@ -215,5 +226,15 @@ mod tests {
         assert_eq!(file_pages(old), 30);
         assert_eq!(file_pages("anon 5\nactive_file 3\ninactive_file 4\n"), 7);
         assert_eq!(file_pages("nothing known"), 0);
+    }
+
+    #[test]
+    fn names_of_files_are_given_back() {
+        assert_eq!(names("anon 5\nslab_reclaimable 70\nslab_unreclaimable 9\n", 100, 10), 70);
+        let old = "cache 1\nrss 2\ntotal_cache 20\ntotal_rss 30\n";
+        assert_eq!(names(old, 100, 1000), 50);
+        assert_eq!(names(old, 100, 40), 40);
+        assert_eq!(names(old, 10, 40), 0);
+        assert_eq!(names("nothing known", 100, 40), 0);
     }
 }

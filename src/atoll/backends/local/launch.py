@@ -74,6 +74,7 @@ class EngineOrder(TypedDict, total=False):
 
     inside: str | None  # the configuration of one that runs in the sandbox's namespaces
     argv: list[str]
+    filter: str  # of the engine's own system calls, as a program in hexadecimal digits
     direct: Mapping[str, object]  # the launcher itself is the engine
     seen: Mapping[str, object]
 

@@ -19,6 +19,7 @@ _ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
 _NUMBER_AT, _ARCH_AT, _ARGUMENT_AT = 0, 4, 16  # in the kernel's struct seccomp_data
 _KILL = 0
 _X32 = 0x4000_0000  # where the numbers of another way to call begin, on x86_64
+_NEW_LISTENER = 8  # of the flags of seccomp(2)
 _NONE = 0xFFFF_FFFF  # no call at all, as a tracer sets it
 
 Step = tuple[int, int, int, int]
@@ -43,6 +44,13 @@ def program(name: str = "default", *, set_id: bool = True) -> bytes:
 def no_set_id() -> bytes:
     """A program that refuses only that: for a sandbox whose engine has installed the rest."""
     return _whole(_ranges(_no_set_id(), _end()))
+
+
+@cache
+def no_listener() -> bytes:
+    """A program for an engine's own calls: as on a kernel that hands no system calls to another process (EINVAL)."""
+    asked = [(_LOAD, 0, 0, _ARGUMENT_AT + 8), (_ANY_BIT, 0, 1, _NEW_LISTENER), *_end(errno.EINVAL), *_end()]
+    return _whole(_ranges({numbers()["seccomp"]: asked}, _end()))
 
 
 def _whole(ranges: list[tuple[int, Code]]) -> bytes:
