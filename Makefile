@@ -5,7 +5,7 @@ PY := .venv/bin/python
 BIN := src/atoll/_bin
 .DEFAULT_GOAL := help
 
-.PHONY: dist bundle help setup bytecode hello test test-long lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock proto sdk
+.PHONY: dist bundle help setup bytecode hello test test-long lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -45,6 +45,14 @@ $(BIN)/atoll-guest: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src gue
 	@cd guest && cargo build --release --locked --quiet
 	@mkdir -p $(BIN) && cp guest/target/release/atoll-guest $@.new && mv $@.new $@
 
+# The agent of pods, for images of a cluster and for tests.
+pod-agent: $(BIN)/atoll-guest-pod ## the guest agent for Kubernetes
+
+$(BIN)/atoll-guest-pod: guest/Cargo.toml guest/Cargo.lock $(shell find guest/src guest/.cargo -type f 2>/dev/null) | system
+	@echo "building the guest agent of pods (a minute or two)" >&2
+	@cd guest && cargo build --release --locked --quiet --features pod --bin atoll-guest-pod
+	@mkdir -p $(BIN) && cp guest/target/release/atoll-guest-pod $@.new && mv $@.new $@
+
 $(BIN)/atoll-launch: launcher/Cargo.toml launcher/Cargo.lock $(shell find launcher/src launcher/.cargo -type f 2>/dev/null) | system
 	@echo "building the launcher" >&2
 	@cd launcher && cargo build --release --locked --quiet
@@ -60,17 +68,17 @@ lint-python: setup
 	@.venv/bin/lint-imports --no-cache --no-logo
 
 lint-rust: system
-	@cd guest && cargo clippy --quiet --all-targets --locked -- -D warnings
+	@cd guest && cargo clippy --quiet --all-targets --locked --features pod -- -D warnings
 	@cd launcher && cargo clippy --quiet --all-targets --locked -- -D warnings
 
 fmt: .venv/.done ## format everything
 	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
 	@cd guest && cargo fmt; cd ../launcher && cargo fmt
 
-test: setup system-test ## every test: Rust, Python, TypeScript
+test: setup system-test pod-agent ## every test: Rust, Python, TypeScript
 	@scripts/test.sh
 
-test-long: setup system-test ## the same tests with the full counts
+test-long: setup system-test pod-agent ## the same tests with the full counts
 	@ATOLL_TEST_LONG=1 scripts/test.sh
 
 bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about ten minutes

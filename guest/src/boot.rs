@@ -14,6 +14,8 @@ pub struct Boot {
     pub agent_secret: String,
     pub host_secret: String,
     pub listen_fd: Option<RawFd>,
+    /// Connections come over `listen_fd` as numbers of descriptors, from another thread of this process.
+    pub handed: bool,
     pub dial: Option<String>,
     pub env: Vec<(Vec<u8>, Vec<u8>)>,
     pub hostname: Option<String>,

@@ -46,10 +46,15 @@ impl Forward {
     pub fn open(addresses: &[SocketAddr]) -> Result<Self, OpError> {
         let (first, others) = addresses.split_first().ok_or_else(|| OpError::invalid("no address"))?;
         let fd = connect(first).map_err(refused)?;
-        Ok(Self {
+        Ok(Self { others: others.to_vec(), ..Self::over(fd, Phase::Connecting) })
+    }
+
+    /// Carries a connection that is open already.
+    pub fn over(fd: OwnedFd, phase: Phase) -> Self {
+        Self {
             fd,
-            phase: Phase::Connecting,
-            others: others.to_vec(),
+            phase,
+            others: Vec::new(),
             credit: 0,
             in_credit: 0,
             interest: 0,
@@ -61,7 +66,7 @@ impl Forward {
             offset: 0,
             finishing: false,
             write_end: false,
-        })
+        }
     }
 
     pub fn raw(&self) -> RawFd {
@@ -85,14 +90,7 @@ impl Forward {
 
     /// Whether the connect has worked.
     pub fn connected(&mut self) -> io::Result<()> {
-        let mut error: libc::c_int = 0;
-        let mut size = 4;
-        sys::check(unsafe {
-            libc::getsockopt(self.raw(), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut size)
-        })?;
-        if error != 0 {
-            return Err(io::Error::from_raw_os_error(error));
-        }
+        connect_error(self.raw())?;
         self.phase = Phase::Open;
         let one: libc::c_int = 1;
         unsafe { libc::setsockopt(self.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, (&raw const one).cast(), 4) };
@@ -196,7 +194,21 @@ pub fn refused(error: io::Error) -> OpError {
     OpError { code, message: error.to_string(), errno: error.raw_os_error() }
 }
 
-fn connect(address: &SocketAddr) -> io::Result<OwnedFd> {
+/// How a connect that was under way has ended.
+pub fn connect_error(fd: RawFd) -> io::Result<()> {
+    let mut error: libc::c_int = 0;
+    let mut size = 4;
+    sys::check(unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &raw mut size)
+    })?;
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(error));
+    }
+    Ok(())
+}
+
+/// Begins to connect, and does not wait for it.
+pub fn connect(address: &SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     let fd = sys::check(unsafe { libc::socket(family, kind, 0) })?;

@@ -15,11 +15,14 @@ pub mod op;
 pub mod pipes;
 pub mod place;
 pub mod plain;
+#[cfg(feature = "pod")]
+pub mod pod;
 pub mod procs;
 pub mod proctree;
 pub mod ring;
 pub mod shim;
 pub mod spec;
+pub mod start;
 pub mod sys;
 pub mod users;
 pub mod vm;

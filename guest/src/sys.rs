@@ -58,6 +58,14 @@ pub fn socketpair() -> Result<(OwnedFd, OwnedFd)> {
     Ok((own(fds[0])?, own(fds[1])?))
 }
 
+/// A pair of sockets that keeps messages apart.
+pub fn message_pair() -> Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    check(unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, fds.as_mut_ptr()) })?;
+    Ok((own(fds[0])?, own(fds[1])?))
+}
+
 pub fn eventfd() -> Result<OwnedFd> {
     own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
@@ -149,6 +157,22 @@ pub fn accept(fd: RawFd) -> Result<OwnedFd> {
     own(unsafe {
         libc::accept4(fd, std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK)
     })
+}
+
+/// Gives a descriptor away to another thread of this process, over a pair of sockets that keeps messages apart.
+pub fn hand_over(socket: RawFd, fd: OwnedFd) -> Result<()> {
+    send(socket, &fd.as_raw_fd().to_ne_bytes())?;
+    std::mem::forget(fd); // the other thread's now
+    Ok(())
+}
+
+/// Takes a descriptor that another thread has given away by `hand_over`.
+pub fn take_handed(socket: RawFd) -> Result<OwnedFd> {
+    let mut number = [0; 4];
+    match read(socket, &mut number)? {
+        4 => own(RawFd::from_ne_bytes(number)),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
 }
 
 pub fn kill(pid: i32, signal: i32) -> Result<()> {

@@ -32,7 +32,8 @@ impl Agent {
     }
 
     pub(super) fn accept(&mut self) {
-        while let Some(Ok(fd)) = self.listener.as_ref().map(|l| sys::accept(l.as_raw_fd())) {
+        let take = if self.boot.handed { sys::take_handed } else { sys::accept };
+        while let Some(Ok(fd)) = self.listener.as_ref().map(|l| take(l.as_raw_fd())) {
             if self.pending.len() >= MOST_PENDING {
                 self.pending.remove(0);
             }

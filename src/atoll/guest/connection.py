@@ -23,7 +23,9 @@ FRAMES = 512  # that are taken from one piece before others have their turn
 LONG = 0.01  # seconds of work for one piece after which others have their turn
 PAUSE = 0.002  # seconds for which a flood of frames then waits, longer the more agents flood
 MAX_PAUSE = 1.0
-SCRATCH = bytearray(256 * 1024)  # read buffer of every connection: filled and emptied within one callback of the loop
+# Read buffer of every connection: filled and emptied within one callback of the loop. A view, because TLS transports fill
+# slices of what they are given, and a slice of anything else is a copy.
+SCRATCH = memoryview(bytearray(256 * 1024))
 
 MAX_UNSENT = 4 * 1024 * 1024
 COALESCE = 1024  # smaller pieces are joined, so that one-byte frames cannot make the queue large
@@ -242,11 +244,11 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
         self._transport.set_write_buffer_limits(high=WINDOW)
 
-    def get_buffer(self, sizehint: int) -> bytearray:
+    def get_buffer(self, sizehint: int) -> memoryview:
         return SCRATCH
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.feed(memoryview(SCRATCH)[:nbytes])
+        self.feed(SCRATCH[:nbytes])
         self._unseen += nbytes
         if self._unseen >= TURN and self not in _flooding:
             self._let_others()
