@@ -6,7 +6,9 @@
 A sandbox without network is one that was never attached.
 """
 
+from atoll.egress.broker import carrier
 from atoll.egress.broker.sandbox import UPLOAD, EgressEvent
+from atoll.egress.control.carried import CarriedEgress
 from atoll.egress.control.service import Egress, Kept
 from atoll.egress.limits import Limits
 from atoll.egress.policy import HOST_NAME, EgressPolicy, HostRule, Verdict, parse_hosts
@@ -16,6 +18,7 @@ from atoll.egress.router.router import Link
 __all__ = [
     "HOST_NAME",
     "UPLOAD",
+    "CarriedEgress",
     "Egress",
     "EgressEvent",
     "EgressPolicy",
@@ -24,6 +27,7 @@ __all__ = [
     "Limits",
     "Link",
     "Verdict",
+    "carrier",
     "default_hosts",
     "mode",
     "mode_names",

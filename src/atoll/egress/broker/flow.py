@@ -8,6 +8,7 @@ Every step runs in the sandbox's lane, and every byte that is held back is charg
 import asyncio
 import errno
 import logging
+import select
 import socket
 import struct
 import time
@@ -234,7 +235,7 @@ class Flow:
         asking = asyncio.ensure_future(self._ask(self.member, name, self.port))
         try:
             while not (await asyncio.wait((asking,), timeout=_LOOK_SECONDS))[0]:
-                if self.client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED:
+                if not _is_open(self.client):
                     raise ConnectionResetError("closed by the sandbox while it waited for approval")
         finally:
             asking.cancel()
@@ -475,6 +476,15 @@ class Flow:
         self._lease.end()
         self._held, self._first, self._reader = bytearray(), b"", None
         self.member.accounts.release(accounts.CONNECTIONS, 1, self.member.holder)
+
+
+def _is_open(client: socket.socket) -> bool:
+    """Whether the sandbox still holds its end of a connection."""
+    if client.family == socket.AF_UNIX:
+        poll = select.poll()
+        poll.register(client, 0)
+        return not poll.poll(0)  # an end that is gone shows without being asked for
+    return client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 
 def is_own_address(address: str) -> bool:

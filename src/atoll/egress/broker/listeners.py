@@ -13,13 +13,14 @@ from collections.abc import Callable, Coroutine
 from itertools import islice
 from typing import Any, Final
 
+from atoll.egress.broker.carrier import Carrier, CarrierPlace
 from atoll.egress.broker.dns_stream import DnsStream
 from atoll.egress.broker.flow import Ask, Flow
 from atoll.egress.broker.registry import Roster
 from atoll.egress.broker.resolver import Report, Resolver
 from atoll.egress.broker.sandbox import Member
 from atoll.egress.router.nflog import Attempt, read_log
-from atoll.egress.router.router import RouterSockets
+from atoll.egress.router.router import LinkSockets, RouterSockets
 
 _SO_ORIGINAL_DST: Final = 80
 _DNS_STREAMS_EACH: Final = 16
@@ -57,9 +58,18 @@ class Doors:
         if not self._opened:
             return
         lane, sockets = member.lane, member.sockets
-        lane.add_reader(sockets.dns_udp, self._read_dns, member)
+        if not isinstance(sockets, LinkSockets):
+            return  # what it sends is brought by `carry`
+        lane.add_reader(sockets.dns_udp, self._read_dns, member, sockets.dns_udp)
         lane.add_reader(sockets.dns_tcp, self._accept, member, sockets.dns_tcp, self._take_dns)
         lane.add_reader(sockets.proxy, self._accept, member, sockets.proxy, self._take_flow)
+
+    def carry(self, member: Member, sock: socket.socket) -> None:
+        """From now on this socket brings what a sandbox without a link sends, in place of an older one."""
+        place = member.sockets
+        if not isinstance(place, CarrierPlace):
+            raise ValueError(f"{member.link.sandbox} has a link of its own")
+        place.put(lambda: Carrier(member, sock, self._roster, self._resolver, self._report, self._ask))
 
     def _accept(self, member: Member, listener: socket.socket, take: Take) -> None:
         for _ in range(_AT_ONCE):
@@ -98,34 +108,34 @@ class Doors:
         Flow(member, client, target, self._report, self._ask).start()
         return True
 
-    def _read_dns(self, member: Member) -> None:
+    def _read_dns(self, member: Member, udp: socket.socket) -> None:
         for _ in range(_AT_ONCE):
             try:
-                packet, source = member.sockets.dns_udp.recvfrom(4097)
+                packet, source = udp.recvfrom(4097)
             except BlockingIOError:
                 return
             except OSError as err:  # the link is going away
                 _log.debug("DNS packet: %s", err)
                 return
             if source[0] == member.link.address:
-                self._answer_packet(member, packet, source)
+                self._answer_packet(member, packet, udp, source)
 
-    def _answer_packet(self, member: Member, packet: bytes, source: Any) -> None:
+    def _answer_packet(self, member: Member, packet: bytes, udp: socket.socket, source: Any) -> None:
         answer = self._resolver.answer(member, packet)
         if isinstance(answer, Coroutine):
-            member.lane.spawn(self._answer_later(member, answer, source))
+            member.lane.spawn(self._answer_later(udp, answer, source))
         elif answer is not None:
-            self._send_packet(member, answer, source)
+            self._send_packet(udp, answer, source)
 
-    async def _answer_later(self, member: Member, work: Coroutine[Any, Any, bytes], source: Any) -> None:
+    async def _answer_later(self, udp: socket.socket, work: Coroutine[Any, Any, bytes], source: Any) -> None:
         try:
-            self._send_packet(member, await work, source)
+            self._send_packet(udp, await work, source)
         except Exception:
             _log.exception("DNS query")
 
-    def _send_packet(self, member: Member, answer: bytes, source: Any) -> None:
+    def _send_packet(self, udp: socket.socket, answer: bytes, source: Any) -> None:
         try:
-            member.sockets.dns_udp.sendto(answer, source)
+            udp.sendto(answer, source)
         except OSError as err:
             _log.debug("DNS answer: %s", err)
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from atoll.egress import presets
+from atoll.egress.broker.carrier import CarrierPlace
 from atoll.egress.broker.confine import drop_rights, raise_file_limit
 from atoll.egress.broker.held import Consents
 from atoll.egress.broker.listeners import Doors, guarded
@@ -71,7 +72,7 @@ class Broker:
         self._doors = Doors(sockets, self._roster, resolver, self._report, Consents(self._question).ask)
         self._daemon: asyncio.StreamWriter | None = None
         self._handover: socket.socket | None = None
-        self._handed: dict[str, LinkSockets] = {}
+        self._handed: dict[str, LinkSockets | socket.socket] = {}
         self._questions: dict[int, asyncio.Future[wire.Message]] = {}
         self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -112,6 +113,8 @@ class Broker:
         return True
 
     async def _open_way(self, member: Member, entries: list[Entry]) -> bool:
+        if member.link.is_carried:
+            return True  # no rules of a router are between it and us
         rows = [[entry.address, entry.port, entry.seconds] for entry in entries]
         answer = await self._question({"op": "grant", "sandbox": member.link.sandbox, "entries": rows}, GRANT_SECONDS)
         return bool(answer.get("ok"))
@@ -158,8 +161,28 @@ class Broker:
             sockets.close()
         self._handed.clear()
 
-    def _take_sockets(self, link: Link) -> LinkSockets:
+    def _take_sockets(self, link: Link) -> LinkSockets | CarrierPlace:
         """The sockets of a new link, which the daemon sends before it says that the sandbox is there."""
+        if link.is_carried:
+            return CarrierPlace()
+        self._take_handed()
+        found = self._handed.pop(link.ifname, None)
+        if not isinstance(found, LinkSockets):
+            raise ValueError(f"no sockets came for {link.ifname}")
+        return found
+
+    def _carry(self, sandbox: str) -> None:
+        """Take the socket over which what a sandbox sends is brought from now on."""
+        self._take_handed()
+        found, member = self._handed.pop(sandbox, None), self._roster.get(sandbox)
+        if not isinstance(found, socket.socket):
+            raise ValueError(f"no socket came for {sandbox}")
+        if member is None:
+            found.close()
+            raise ValueError(f"{sandbox} is not known")
+        self._doors.carry(member, found)
+
+    def _take_handed(self) -> None:
         while self._handover is not None:
             try:
                 name, fds, _, _ = socket.recv_fds(self._handover, 64, 8)
@@ -170,11 +193,9 @@ class Broker:
             late = self._handed.pop(name.decode(), None)
             if late is not None:
                 late.close()
-            self._handed[name.decode()] = LinkSockets.from_filenos(fds)
-        found = self._handed.pop(link.ifname, None)
-        if found is None:
-            raise ValueError(f"no sockets came for {link.ifname}")
-        return found
+            self._handed[name.decode()] = (
+                LinkSockets.from_filenos(fds) if len(fds) > 1 else socket.socket(fileno=fds[0])
+            )
 
     async def _serve_daemon(self, conn: socket.socket) -> None:
         reader, writer = await asyncio.open_unix_connection(sock=conn, limit=1 << 20)
@@ -216,6 +237,9 @@ class Broker:
                     assert member is not None
                     self._doors.admit(member)
                     return {"ok": True, "grant": grant, "revoke": revoke}
+                case "carry":
+                    self._carry(str(message["sandbox"]))
+                    return {"ok": True}
                 case "unregister":
                     return {"ok": True, "counters": self._roster.remove(str(message["sandbox"]))}
                 case "counters":
@@ -260,6 +284,8 @@ class Broker:
 
 def _link_exists(member: Member) -> bool:
     """Asked through a socket of the router namespace, which needs no rights."""
+    if not isinstance(member.sockets, LinkSockets):
+        return False  # without a daemon nobody carries for it
     request = struct.pack("16si20x", b"", member.link.index)
     try:
         answer = fcntl.ioctl(member.sockets.dns_udp, _SIOCGIFNAME, request)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from atoll import accounts
 from atoll.egress.broker.local_ports import LocalPorts, count_ports
@@ -13,6 +13,9 @@ from atoll.egress.limits import Limits
 from atoll.egress.policy import EgressPolicy
 from atoll.egress.router.router import Link, LinkSockets
 from atoll.errors import Exhausted
+
+if TYPE_CHECKING:
+    from atoll.egress.broker.carrier import CarrierPlace
 
 _OWN_CONNECTIONS: Final = 64
 
@@ -63,7 +66,7 @@ class Roster:
         self._accounts.release(accounts.CONNECTIONS, 1, member.holder)
 
     def put(
-        self, link: Link, policy: EgressPolicy, take_sockets: Callable[[Link], LinkSockets]
+        self, link: Link, policy: EgressPolicy, take_sockets: "Callable[[Link], LinkSockets | CarrierPlace]"
     ) -> tuple[list[Row], list[Row]]:
         """A new sandbox, or a new policy for a known one: what it no longer allows ends here and now.
 

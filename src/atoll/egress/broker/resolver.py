@@ -103,7 +103,8 @@ class Resolver:
             if why is None and address in member.standins:
                 why = "stand-in"  # an operator's own use of that range must not be taken for ours
             if why is None:
-                good.append(member.standins.give(address) if ":" in address else address)
+                stands = ":" in address or member.link.is_carried
+                good.append(member.standins.give(address) if stands else address)
             else:
                 self._report(member, name, address, 0, "dns", f"the name leads to a {why} address")
         if not good:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from atoll.accounts import MEMORY, TOTAL, Accounts, Holder
 from atoll.accounts import sandbox as sandbox_holder
 from atoll.egress.broker.grants import MAX_ADDRESSES, Grants
-from atoll.egress.broker.ipv6_standins import StandIns
+from atoll.egress.broker.ipv6_standins import LOOPBACK, PUBLIC, StandIns
 from atoll.egress.broker.local_ports import LocalPorts
 from atoll.egress.broker.relay import Buffers
 from atoll.egress.broker.turns import Lane
@@ -20,6 +20,7 @@ from atoll.egress.router.router import Link, LinkSockets
 from atoll.errors import Exhausted
 
 if TYPE_CHECKING:
+    from atoll.egress.broker.carrier import CarrierPlace
     from atoll.egress.broker.dns_stream import DnsStream
     from atoll.egress.broker.flow import Flow
     from atoll.egress.parse.dns import Answer
@@ -115,7 +116,7 @@ class Member:
 
     link: Link
     policy: EgressPolicy
-    sockets: LinkSockets
+    sockets: "LinkSockets | CarrierPlace"
     lane: Lane
     accounts: Accounts
     buffers: Buffers
@@ -142,7 +143,8 @@ class Member:
     _recent: OrderedDict[tuple[Any, ...], float] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        self.standins = StandIns(lambda address: bool(self.grants.names(address)))
+        of = LOOPBACK if self.link.is_carried else PUBLIC
+        self.standins = StandIns(lambda address: bool(self.grants.names(address)), of)
 
     @property
     def holder(self) -> Holder:

@@ -78,6 +78,15 @@ class BrokerLine:
             raise Unavailable(f"the egress broker takes no sockets: {err}") from None
         self.holds.add(link.ifname)
 
+    def hand_over_carrier(self, sandbox: str, sock: socket.socket) -> None:
+        """Give the broker the end of a socket over which a sandbox without a link is carried, before the order to use it."""
+        if self._handover is None or self.gone.is_set():
+            raise Unavailable("the egress broker went away")
+        try:
+            socket.send_fds(self._handover, [sandbox.encode()], [sock.fileno()])
+        except OSError as err:
+            raise Unavailable(f"the egress broker takes no sockets: {err}") from None
+
     async def close(self) -> None:
         for task in self._work:
             task.cancel()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Self, TypeVar, cast
 
 from atoll.egress.broker.sandbox import Counters, EgressEvent
 from atoll.egress.control import broker_process, wire
@@ -61,6 +61,8 @@ def batched(entries: list[Entry]) -> Iterator[list[Entry]]:
 class Egress:
     """Use `await Egress.start(...)`."""
 
+    _routers: type[Router] = Router
+
     def __init__(
         self, state_dir: Path, broker_uid: int | None, on_event: OnEvent | None, on_ask: OnAsk | None = None
     ) -> None:
@@ -100,7 +102,7 @@ class Egress:
         servers: Iterable[tuple[str, int]] = (),
         hosts_file: str = "/etc/hosts",
         limits: Limits | None = None,
-    ) -> "Egress":
+    ) -> Self:
         """Take over a living broker of this state directory, or make a router and start one.
 
         `broker_uid` is the unprivileged id it runs as (None keeps ours, without capabilities: rootless). `host_net` is a
@@ -115,7 +117,7 @@ class Egress:
         try:
             found = await self._adopt()
             if found is None:
-                self._router = await self._in_router(Router.create)
+                self._router = await self._in_router(self._routers.create)
                 found = await self._spawn()
             self._line = await BrokerLine.open(found.connection, found.handover, self._hear)
             self._line.holds.update((await self._line.order({"op": "list"}))["sandboxes"].values())
@@ -322,7 +324,7 @@ class Egress:
             return None
         except (OSError, Unavailable):
             return None
-        self._router = await self._in_router(Router.adopt, found.sockets)
+        self._router = await self._in_router(self._routers.adopt, found.sockets)
         self.adopted, self.broker_pid = True, found.pid
         if found.speaks_our_version:
             return found

@@ -81,6 +81,11 @@ class Link:
     prefix: int = PREFIX
 
     @property
+    def is_carried(self) -> bool:
+        """Whether there is no interface, and what the sandbox sends is carried to the broker by others."""
+        return self.index == 0
+
+    @property
     def resolv_conf(self) -> str:
         """What `/etc/resolv.conf` of the sandbox has to say."""
         return f"nameserver {self.gateway}\noptions timeout:5 attempts:2\n"
