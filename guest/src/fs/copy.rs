@@ -1,6 +1,7 @@
 //! `copy`: a file or a tree. Also what a move across mounts is made of.
 
 use super::node::{self, Id};
+use super::paths::Paths;
 use super::replace::{set_owner, write_all, Place, Temporary};
 use super::walk::{Descent, Step, Walk};
 use super::{alive, Owner};
@@ -30,15 +31,16 @@ pub struct Copied {
 
 pub fn copy(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let (src, dst) = (req.path("src")?, req.path("dst")?);
+    let paths = Paths::of(req)?;
     let recursive = req.opt_bool("recursive", false)?;
     let manner = Manner { overwrite: req.opt_bool("overwrite", false)?, keep_times: false };
     // Without `recursive` a link stands for the file behind it, as with cp.
-    let from = place(&src, !recursive).map_err(|error| error.at(src.display()))?;
+    let from = place(&src, !recursive, paths).map_err(|error| error.at(src.display()))?;
     let stat = from.stat.ok_or_else(|| OpError::from(Errno::NOENT).at(src.display()))?;
     if node::kind(&stat) == FileType::Directory && !recursive {
         return Err(OpError::from(Errno::ISDIR).at(src.display()));
     }
-    let to = place(&dst, false).map_err(|error| error.at(dst.display()))?;
+    let to = place(&dst, false, paths).map_err(|error| error.at(dst.display()))?;
     if to.stat.is_some() && !manner.overwrite {
         return Err(OpError::from(Errno::EXIST).at(dst.display()));
     }
@@ -46,9 +48,9 @@ pub fn copy(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     Ok(map([("bytes", Value::from(copied.bytes)), ("files", Value::from(copied.files))]))
 }
 
-pub fn place(path: &Path, follow: bool) -> Result<Place, OpError> {
+pub fn place(path: &Path, follow: bool, paths: Paths) -> Result<Place, OpError> {
     let trimmed = node::trimmed(path.as_os_str().as_bytes());
-    Place::of(Path::new(OsStr::from_bytes(trimmed)), follow)
+    Place::of(Path::new(OsStr::from_bytes(trimmed)), follow, paths)
 }
 
 /// Copies what is at `from`, links as links, to `name` in `to`.

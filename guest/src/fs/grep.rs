@@ -6,6 +6,7 @@
 use super::alive;
 use super::list::Batch;
 use super::node;
+use super::paths::Paths;
 use super::select::{choice, compile, each_file, Selected};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
 use memchr::{memchr, memchr_iter, memrchr};
@@ -44,7 +45,7 @@ pub fn grep(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let mut search = Search { line, block, buffer: vec![0; BLOCK] };
     let mut report = Report { batch: Batch::new("matches"), count: 0, truncated: false, max_matches, line_bytes };
     let mut files = 0u64;
-    each_file(&path, recursive, &choice, io, &mut |selected, io| {
+    each_file(&path, Paths::of(req)?, recursive, &choice, io, &mut |selected, io| {
         files += u64::from(search.file(&selected, &mut report, io)?);
         Ok(!report.truncated)
     })?;

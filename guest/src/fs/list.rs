@@ -2,6 +2,7 @@
 
 use super::alive;
 use super::node;
+use super::paths::Paths;
 use super::walk::{Step, Walk};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
 use rmpv::Value;
@@ -61,7 +62,7 @@ pub fn list(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let files_only = req.opt_bool("files_only", false)?;
     let follow = req.opt_bool("follow", false)?;
 
-    let root = node::open_root(&path, follow)?;
+    let root = node::open_root(&path, follow, Paths::of(req)?)?;
     let root_path = node::trimmed(path.as_os_str().as_bytes());
     let mut walk = Walk::new(root).map_err(|error| error.at(path.display()))?;
     let mut batch = Batch::new("entries");

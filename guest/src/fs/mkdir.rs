@@ -1,12 +1,13 @@
 //! `mkdir` and `symlink`: making names.
 
 use super::node;
+use super::paths::Paths;
 use super::replace::set_owner;
 use super::{owner_id, Owner};
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::AsFd;
-use rustix::fs::{AtFlags, FileType, Mode, CWD};
+use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -15,16 +16,17 @@ const DEFAULT_MODE: u32 = 0o755;
 
 pub fn mkdir(req: &Req, _io: &mut dyn OpIo) -> Result<Value, OpError> {
     let path = req.path("path")?;
+    let paths = Paths::of(req)?;
     let parents = req.opt_bool("parents", false)?;
     let exist_ok = req.opt_bool("exist_ok", parents)?;
     let mode = super::mode(req)?.unwrap_or(DEFAULT_MODE);
     let owner = Owner { uid: owner_id(req, "uid")?, gid: owner_id(req, "gid")? };
     if parents {
         if let Some(parent) = path.parent() {
-            ensure(parent, &owner).map_err(|error| error.at(path.display()))?;
+            ensure(parent, &owner, paths).map_err(|error| error.at(path.display()))?;
         }
     }
-    let created = make(&path, mode, &owner).map_err(|error| error.at(path.display()))?;
+    let created = make(&path, mode, &owner, paths).map_err(|error| error.at(path.display()))?;
     if !created && !exist_ok {
         return Err(OpError::from(Errno::EXIST).at(path.display()));
     }
@@ -37,17 +39,21 @@ pub fn symlink(req: &Req, _io: &mut dyn OpIo) -> Result<Value, OpError> {
     if target.is_empty() || target.contains(&0) {
         return Err(OpError::invalid("`target` must not be empty or contain a NUL byte"));
     }
-    rustix::fs::symlinkat(target, CWD, &path).map_err(|errno| OpError::from(errno).at(path.display()))?;
+    let made = match Paths::of(req)?.spot(path.as_os_str().as_bytes()) {
+        Ok(spot) => rustix::fs::symlinkat(target, spot.dir(), &*spot.name).map_err(OpError::from),
+        Err(error) => Err(error),
+    };
+    made.map_err(|error| error.at(path.display()))?;
     Ok(map([]))
 }
 
 /// Makes one directory with exactly this mode. `false`: a directory is there already.
-fn make(path: &Path, mode: u32, owner: &Owner) -> Result<bool, OpError> {
-    let bytes = node::trimmed(path.as_os_str().as_bytes());
-    match rustix::fs::mkdirat(CWD, bytes, Mode::from_raw_mode(mode)) {
+fn make(path: &Path, mode: u32, owner: &Owner, paths: Paths) -> Result<bool, OpError> {
+    let spot = paths.spot(node::trimmed(path.as_os_str().as_bytes()))?;
+    match rustix::fs::mkdirat(spot.dir(), &*spot.name, Mode::from_raw_mode(mode)) {
         Ok(()) => {}
         Err(Errno::EXIST) => {
-            let there = rustix::fs::statat(CWD, bytes, AtFlags::empty());
+            let there = rustix::fs::statat(spot.dir(), &*spot.name, AtFlags::empty());
             return match there {
                 Ok(stat) if node::kind(&stat) == FileType::Directory => Ok(false),
                 _ => Err(Errno::EXIST.into()),
@@ -55,7 +61,7 @@ fn make(path: &Path, mode: u32, owner: &Owner) -> Result<bool, OpError> {
         }
         Err(errno) => return Err(errno.into()),
     }
-    let fd = node::open_directory(CWD, bytes)?;
+    let fd = node::open_directory(spot.dir(), &spot.name)?;
     if owner.is_set() {
         set_owner(fd.as_fd(), owner.uid, owner.gid)?;
     }
@@ -64,11 +70,11 @@ fn make(path: &Path, mode: u32, owner: &Owner) -> Result<bool, OpError> {
 }
 
 /// Makes a directory and all that lead to it. What exists is left alone, and may be a link to a directory.
-pub fn ensure(path: &Path, owner: &Owner) -> Result<(), OpError> {
+pub fn ensure(path: &Path, owner: &Owner, paths: Paths) -> Result<(), OpError> {
     let mut missing = Vec::new();
     let mut at = path;
     loop {
-        match make(at, DEFAULT_MODE, owner) {
+        match make(at, DEFAULT_MODE, owner, paths) {
             Ok(_) => break,
             Err(error) if error.errno == Some(libc::ENOENT) => missing.push(at),
             // Something that is no directory is in the way.
@@ -81,7 +87,7 @@ pub fn ensure(path: &Path, owner: &Owner) -> Result<(), OpError> {
         }
     }
     for path in missing.into_iter().rev() {
-        make(path, DEFAULT_MODE, owner)?;
+        make(path, DEFAULT_MODE, owner, paths)?;
     }
     Ok(())
 }

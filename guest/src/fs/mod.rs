@@ -11,6 +11,7 @@ mod mkdir;
 mod moving;
 pub mod node;
 mod owner;
+pub mod paths;
 mod read;
 mod remove;
 pub mod replace;

@@ -2,6 +2,7 @@
 
 use super::copy::{copy_tree, place, Manner};
 use super::node::{self, Id};
+use super::paths::Paths;
 use super::remove::remove_at;
 use super::replace::{rename_fresh, temporary_name, Place};
 use super::{mkdir, Owner};
@@ -13,15 +14,16 @@ use rustix::io::Errno;
 
 pub fn rename(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let (src, dst) = (req.path("src")?, req.path("dst")?);
+    let paths = Paths::of(req)?;
     let overwrite = req.opt_bool("overwrite", false)?;
-    let from = place(&src, false).map_err(|error| error.at(src.display()))?;
+    let from = place(&src, false, paths).map_err(|error| error.at(src.display()))?;
     let stat = from.stat.ok_or_else(|| OpError::from(Errno::NOENT).at(src.display()))?;
     if req.opt_bool("parents", false)? {
         if let Some(parent) = dst.parent() {
-            mkdir::ensure(parent, &Owner::default()).map_err(|error| error.at(dst.display()))?;
+            mkdir::ensure(parent, &Owner::default(), paths).map_err(|error| error.at(dst.display()))?;
         }
     }
-    let to = place(&dst, false).map_err(|error| error.at(dst.display()))?;
+    let to = place(&dst, false, paths).map_err(|error| error.at(dst.display()))?;
     move_place(&from, &stat, &to, overwrite, io).map_err(|error| error.at(dst.display()))?;
     Ok(map([]))
 }

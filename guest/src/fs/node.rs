@@ -2,6 +2,7 @@
 //!
 //! `stat` comes from newfstatat and never from statx, which old gVisor builds answer wrongly.
 
+use super::paths::Paths;
 use crate::op::{text_or_bin, OpError};
 use rmpv::Value;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -169,14 +170,11 @@ pub fn read_link(dir: impl AsFd, path: &[u8]) -> Result<Vec<u8>, Errno> {
 }
 
 /// Opens a directory of the request itself, following links: the caller named it.
-pub fn open_root(path: &Path, follow: bool) -> Result<OwnedFd, OpError> {
+pub fn open_root(path: &Path, follow: bool, paths: Paths) -> Result<OwnedFd, OpError> {
     let bytes = trimmed(path.as_os_str().as_bytes());
-    let opened = if follow {
-        open(rustix::fs::CWD, bytes, OFlags::RDONLY | OFlags::DIRECTORY, 0)
-    } else {
-        open_directory(rustix::fs::CWD, bytes)
-    };
-    opened.map_err(|errno| OpError::from(errno).at(path.display()))
+    let opened =
+        if follow { paths.directory(bytes) } else { open_directory(rustix::fs::CWD, bytes).map_err(OpError::from) };
+    opened.map_err(|error| error.at(path.display()))
 }
 
 /// Opens what should be a regular file. Everything else is a typed error; so is a file that belongs to the agent.

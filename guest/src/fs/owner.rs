@@ -2,6 +2,7 @@
 
 use super::list::skip_lost;
 use super::node;
+use super::paths::{became_a_link, Paths};
 use super::walk::{Step, Walk};
 use super::{alive, owner_id, Owner};
 use crate::op::{map, OpError, OpIo, Req};
@@ -14,31 +15,39 @@ use std::os::unix::ffi::OsStrExt;
 struct Change {
     mode: Option<u32>,
     owner: Owner,
+    recursive: bool,
+    follow: bool,
 }
 
 pub fn chmod(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let path = req.path("path")?;
-    let recursive = req.opt_bool("recursive", false)?;
-    let follow = req.opt_bool("follow", true)?;
-    let change =
-        Change { mode: super::mode(req)?, owner: Owner { uid: owner_id(req, "uid")?, gid: owner_id(req, "gid")? } };
+    let change = Change {
+        mode: super::mode(req)?,
+        owner: Owner { uid: owner_id(req, "uid")?, gid: owner_id(req, "gid")? },
+        recursive: req.opt_bool("recursive", false)?,
+        follow: req.opt_bool("follow", true)?,
+    };
     if change.mode.is_none() && !change.owner.is_set() {
         return Err(OpError::invalid("one of `mode`, `uid` and `gid` is needed"));
     }
     let bytes = node::trimmed(path.as_os_str().as_bytes());
-    let updated = run(bytes, recursive, follow, &change, io).map_err(|error| error.at(path.display()))?;
+    let updated = run(bytes, Paths::of(req)?, &change, io).map_err(|error| error.at(path.display()))?;
     Ok(map([("updated", Value::from(updated))]))
 }
 
-fn run(path: &[u8], recursive: bool, follow: bool, change: &Change, io: &dyn OpIo) -> Result<u64, OpError> {
-    let flags = if follow { OFlags::empty() } else { OFlags::NOFOLLOW };
-    let fd = node::open(CWD, path, OFlags::PATH | flags, 0)?;
+fn run(path: &[u8], paths: Paths, change: &Change, io: &dyn OpIo) -> Result<u64, OpError> {
+    let spot = paths.spot(path)?;
+    let flags = if paths.follow(change.follow) { OFlags::empty() } else { OFlags::NOFOLLOW };
+    let fd = node::open(spot.dir(), &spot.name, OFlags::PATH | flags, 0)?;
     let stat = rustix::fs::fstat(&fd)?;
+    if change.follow && node::kind(&stat) == FileType::Symlink {
+        return Err(became_a_link());
+    }
     if node::kind(&stat) == FileType::RegularFile {
         node::guard(fd.as_fd(), &stat, true)?;
     }
-    apply(fd.as_fd(), CWD, path, node::kind(&stat), change)?;
-    if !recursive || node::kind(&stat) != FileType::Directory {
+    apply(fd.as_fd(), spot.dir(), &spot.name, node::kind(&stat), change)?;
+    if !change.recursive || node::kind(&stat) != FileType::Directory {
         return Ok(1);
     }
     let root = node::open(&fd, b".", OFlags::RDONLY | OFlags::DIRECTORY, 0)?;

@@ -2,6 +2,7 @@
 
 use super::alive;
 use super::node;
+use super::paths::Paths;
 use super::replace::Place;
 use super::walk::{names, Descent, Names};
 use crate::op::{map, OpError, OpIo, Req};
@@ -17,16 +18,16 @@ pub fn remove(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let path = req.path("path")?;
     let recursive = req.opt_bool("recursive", false)?;
     let missing_ok = req.opt_bool("missing_ok", false)?;
-    match remove_path(&path, recursive, io) {
+    match remove_path(&path, recursive, Paths::of(req)?, io) {
         Ok(count) => Ok(map([("removed", Value::from(count))])),
         Err(error) if missing_ok && error.errno == Some(libc::ENOENT) => Ok(map([("removed", Value::from(0))])),
         Err(error) => Err(error.at(path.display())),
     }
 }
 
-fn remove_path(path: &Path, recursive: bool, io: &dyn OpIo) -> Result<u64, OpError> {
+fn remove_path(path: &Path, recursive: bool, paths: Paths, io: &dyn OpIo) -> Result<u64, OpError> {
     let trimmed = Path::new(OsStr::from_bytes(node::trimmed(path.as_os_str().as_bytes())));
-    let place = Place::of(trimmed, false).map_err(|error| match error.errno {
+    let place = Place::of(trimmed, false, paths).map_err(|error| match error.errno {
         Some(libc::EISDIR) => OpError::invalid("`/`, `.` and `..` cannot be removed"),
         _ => error,
     })?;

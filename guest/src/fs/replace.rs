@@ -1,9 +1,10 @@
 //! Replacing a file as a whole: a temporary sibling that is renamed over its target, or disappears.
 
+use super::paths::Paths;
 use super::{node, Owner};
 use crate::op::OpError;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid, CWD};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RenameFlags, Stat, Uid};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -36,15 +37,15 @@ pub struct Place {
 
 impl Place {
     /// The place of `path`. With `follow`, links in the last component are followed, also to where nothing is yet.
-    pub fn of(path: &Path, follow: bool) -> Result<Self, OpError> {
+    pub fn of(path: &Path, follow: bool, paths: Paths) -> Result<Self, OpError> {
+        let follow = paths.follow(follow);
         let mut base: Option<OwnedFd> = None;
         let mut rest = path.as_os_str().as_bytes().to_vec();
         for _ in 0..=MAX_LINKS {
             let (parent, name) = split(&rest)?;
-            let flags = OFlags::RDONLY | OFlags::DIRECTORY;
             let dir = match &base {
-                Some(fd) => node::open(fd, parent, flags, 0)?,
-                None => node::open(CWD, parent, flags, 0)?,
+                Some(fd) => node::open(fd, parent, OFlags::RDONLY | OFlags::DIRECTORY, 0)?,
+                None => paths.directory(parent)?,
             };
             let stat = match node::lstat(&dir, name) {
                 Ok(stat) => Some(stat),

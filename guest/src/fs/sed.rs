@@ -3,6 +3,7 @@
 use super::alive;
 use super::list::Batch;
 use super::node;
+use super::paths::Paths;
 use super::replace::{write_all, Place, Temporary};
 use super::select::{choice, compile, each_file};
 use super::Owner;
@@ -42,6 +43,7 @@ pub fn sed(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let files = req.paths("files")?;
     let root = req.opt_path("path")?;
     let choice = choice(req)?;
+    let paths = Paths::of(req)?;
     let mut outcome = Outcome { batch: Batch::new("results"), total: 0 };
     match root {
         Some(_) if !files.is_empty() => return Err(OpError::invalid("`files` and `path` exclude each other")),
@@ -49,15 +51,15 @@ pub fn sed(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
         None => {
             for file in &files {
                 alive(io)?;
-                let result = edit.file(file, io);
+                let result = edit.file(file, paths, io);
                 outcome.add(file.as_os_str().as_bytes(), result, io)?;
             }
         }
         Some(root) => {
             let recursive = req.opt_bool("recursive", true)?;
-            each_file(&root, recursive, &choice, io, &mut |selected, io| {
+            each_file(&root, paths, recursive, &choice, io, &mut |selected, io| {
                 let result = match selected.is_root {
-                    true => edit.file(&root, io),
+                    true => edit.file(&root, paths, io),
                     false => edit.at(selected.dir, selected.name, io),
                 };
                 outcome.add(selected.path, result, io)?;
@@ -96,8 +98,8 @@ impl Outcome {
 
 impl Edit {
     /// Edits a file the caller named, behind a link if it is one.
-    fn file(&self, path: &Path, io: &dyn OpIo) -> Result<u64, OpError> {
-        let place = Place::of(path, true)?;
+    fn file(&self, path: &Path, paths: Paths, io: &dyn OpIo) -> Result<u64, OpError> {
+        let place = Place::of(path, true, paths)?;
         self.at(place.dir.as_fd(), &place.name, io)
     }
 

@@ -3,12 +3,13 @@
 use super::glob::Choice;
 use super::list::skip_lost;
 use super::node;
+use super::paths::{became_a_link, Paths};
 use super::walk::{Step, Walk};
 use super::{alive, on_large_stack};
 use crate::op::{OpError, OpIo, Req};
 use regex::bytes::{Regex, RegexBuilder};
 use rustix::fd::BorrowedFd;
-use rustix::fs::{AtFlags, FileType, OFlags, CWD};
+use rustix::fs::{AtFlags, FileType};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -50,27 +51,31 @@ pub fn choice(req: &Req) -> Result<Choice, OpError> {
 /// Calls `visit` with every chosen regular file at or below `root`, in order, until it answers `false`.
 pub fn each_file(
     root: &Path,
+    paths: Paths,
     recursive: bool,
     choice: &Choice,
     io: &mut dyn OpIo,
     visit: &mut dyn FnMut(Selected<'_>, &mut dyn OpIo) -> Result<bool, OpError>,
 ) -> Result<(), OpError> {
     let path = node::trimmed(root.as_os_str().as_bytes());
+    let spot = paths.spot(path).map_err(|error| error.at(root.display()))?;
+    let flags = if paths.follow(true) { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
     let stat =
-        rustix::fs::statat(CWD, path, AtFlags::empty()).map_err(|errno| OpError::from(errno).at(root.display()))?;
+        rustix::fs::statat(spot.dir(), &*spot.name, flags).map_err(|errno| OpError::from(errno).at(root.display()))?;
+    if node::kind(&stat) == FileType::Symlink {
+        return Err(became_a_link().at(root.display()));
+    }
     if node::kind(&stat) != FileType::Directory {
         node::regular(&stat).map_err(|error| error.at(root.display()))?;
         if choice.takes(node::name_of(root)) {
-            visit(Selected { dir: CWD, name: path, path, is_root: true }, io)?;
+            visit(Selected { dir: spot.dir(), name: &spot.name, path, is_root: true }, io)?;
         }
         return Ok(());
     }
     if !recursive {
         return Err(OpError::from(Errno::ISDIR).at(root.display()));
     }
-    let fd = node::open(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY, 0)
-        .map_err(|e| OpError::from(e).at(root.display()))?;
-    let mut walk = Walk::new(fd)?;
+    let mut walk = Walk::new(node::open_root(root, true, paths)?)?;
     let mut full = node::join(path, b"x");
     full.pop();
     let prefix = full.len();

@@ -4,6 +4,7 @@
 //! archive or anybody else plants can lead out; what may not be made is an error, and so is too much of anything.
 
 use super::node::{self, Id};
+use super::paths::Paths;
 use super::replace::{set_owner, write_all, Temporary};
 use super::tar_format::{broken, kind, padding, parse, text, Extension, Header, BLOCK, LARGEST_EXTENSION};
 use super::tar_source::{Compression, Source};
@@ -47,8 +48,9 @@ pub fn tar_in(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let mode_mask = if req.opt_bool("keep_setid", false)? { 0o7777 } else { 0o1777 };
     let strip = req.opt_u64("strip")?.unwrap_or(0).min(MAX_DEPTH as u64) as usize;
 
-    mkdir::ensure(&path, &Owner::default()).map_err(|error| error.at(path.display()))?;
-    let root = node::open_root(&path, true)?;
+    let paths = Paths::of(req)?;
+    mkdir::ensure(&path, &Owner::default(), paths).map_err(|error| error.at(path.display()))?;
+    let root = node::open_root(&path, true, paths)?;
     let mut tree =
         Tree { root, parent: None, directories: Vec::new(), kept: 0, same_owner, mode_mask, bytes: 0, files: 0 };
     let mut source = Source::new(io, compression)?;

@@ -3,6 +3,7 @@
 use super::glob::Choice;
 use super::list::skip_lost;
 use super::node::{self, Id};
+use super::paths::Paths;
 use super::tar_format::{build, kind, padding, Header};
 use super::walk::{Step, Walk};
 use super::{alive, on_large_stack};
@@ -33,7 +34,7 @@ pub fn tar_out(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
 
     let mut roots = Vec::new();
     if node::kind(&stat) == FileType::Directory {
-        let base = node::open_root(&path, true)?;
+        let base = node::open_root(&path, true, Paths::of(req)?)?;
         for part in &parts {
             roots.push(find(&base, part).map_err(|error| error.at(String::from_utf8_lossy(part)))?);
         }
@@ -45,7 +46,7 @@ pub fn tar_out(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
             return Err(OpError::from(rustix::io::Errno::NOTDIR).at(path.display()));
         }
         node::regular(&stat).map_err(|error| error.at(path.display()))?;
-        let place = super::replace::Place::of(&path, true)?;
+        let place = super::replace::Place::of(&path, true, Paths::of(req)?)?;
         roots.push(Root { dir: place.dir, name: place.name, path: node::name_of(&path).to_vec() });
     }
 

@@ -5,6 +5,7 @@
 
 use super::list::skip_lost;
 use super::node::{self, Id};
+use super::paths::Paths;
 use super::replace::is_temporary;
 use super::walk::{Step, Walk};
 use crate::op::{map, text_or_bin, OpError, OpIo, Req};
@@ -36,7 +37,7 @@ const EVENTS: WatchFlags = WatchFlags::CREATE
 
 pub fn watch(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
     let path = req.path("path")?;
-    let root = node::open_root(&path, true)?;
+    let root = node::open_root(&path, true, Paths::of(req)?)?;
     let mut watcher = Watcher {
         inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?,
         root: Id::of(&rustix::fs::fstat(&root)?),

@@ -1,12 +1,13 @@
 //! `write`: a file from a stream, replaced as a whole or changed in place.
 
 use super::node;
+use super::paths::{became_a_link, Paths};
 use super::replace::{set_owner, write_all, Place, Temporary};
 use super::{mkdir, owner_id, Owner};
 use crate::op::{map, OpError, OpIo, Req};
 use rmpv::Value;
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat, CWD};
+use rustix::fs::{FileType, Mode, OFlags, SeekFrom, Stat};
 use rustix::io::Errno;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ struct Plan {
     atomic: bool,
     fsync: bool,
     follow: bool,
+    paths: Paths,
 }
 
 impl Plan {
@@ -63,6 +65,7 @@ impl Plan {
             atomic,
             fsync: req.opt_bool("fsync", false)?,
             follow: req.opt_bool("follow", true)?,
+            paths: Paths::of(req)?,
         })
     }
 
@@ -87,17 +90,18 @@ pub fn write(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {
 fn run(plan: &Plan, parents: bool, io: &mut dyn OpIo) -> Result<(u64, Stat), OpError> {
     if parents {
         if let Some(parent) = plan.path.parent() {
-            mkdir::ensure(parent, &plan.owner)?;
+            mkdir::ensure(parent, &plan.owner, plan.paths)?;
         }
     }
     if !plan.atomic {
         return in_place(plan, io);
     }
-    let place = Place::of(&plan.path, plan.follow)?;
+    let place = Place::of(&plan.path, plan.follow, plan.paths)?;
     plan.existing(place.stat.is_some())?;
     match place.kind() {
         None | Some(FileType::RegularFile) => {}
         Some(FileType::Symlink) if !plan.follow => {}
+        Some(FileType::Symlink) => return Err(became_a_link()),
         Some(FileType::Directory) => return Err(Errno::ISDIR.into()),
         Some(_) => return Err(OpError::new("not_a_regular_file", "not a regular file")),
     }
@@ -160,7 +164,7 @@ fn in_place(plan: &Plan, io: &mut dyn OpIo) -> Result<(u64, Stat), OpError> {
     if plan.append {
         flags |= OFlags::APPEND;
     }
-    if !plan.follow {
+    if !plan.paths.follow(plan.follow) {
         flags |= OFlags::NOFOLLOW;
     }
     let (fd, stat, created) = open_for_writing(plan, flags)?;
@@ -187,20 +191,20 @@ fn in_place(plan: &Plan, io: &mut dyn OpIo) -> Result<(u64, Stat), OpError> {
 /// Opens the target, and tells whether this call made it. O_EXCL tells that; where a dangling link makes it impossible
 /// a plain create does.
 fn open_for_writing(plan: &Plan, flags: OFlags) -> Result<(OwnedFd, Stat, bool), OpError> {
-    let path = plan.path.as_os_str().as_bytes();
+    let spot = plan.paths.spot(plan.path.as_os_str().as_bytes())?;
     let mode = plan.mode.unwrap_or(DEFAULT_MODE);
     let mut exists = false;
     if plan.create != Create::Existing {
-        match node::open_regular(CWD, path, flags | OFlags::CREATE | OFlags::EXCL, mode) {
+        match node::open_regular(spot.dir(), &spot.name, flags | OFlags::CREATE | OFlags::EXCL, mode) {
             Ok((fd, stat)) => return Ok((fd, stat, true)),
             Err(error) if error.errno == Some(libc::EEXIST) && plan.create == Create::Any => exists = true,
             Err(error) => return Err(error),
         }
     }
-    match node::open_regular(CWD, path, flags, 0) {
+    match node::open_regular(spot.dir(), &spot.name, flags, 0) {
         Ok((fd, stat)) => Ok((fd, stat, false)),
         Err(error) if exists && error.errno == Some(libc::ENOENT) => {
-            let (fd, stat) = node::open_regular(CWD, path, flags | OFlags::CREATE, mode)?;
+            let (fd, stat) = node::open_regular(spot.dir(), &spot.name, flags | OFlags::CREATE, mode)?;
             Ok((fd, stat, true))
         }
         Err(error) => Err(error),

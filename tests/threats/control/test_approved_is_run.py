@@ -1,34 +1,17 @@
 """F2-H6, F2-M5: a person approves all of what runs: shown in full, matched in full, and compared again when it runs."""
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.approvals import held
 from lab.principals import AGENT, BOSS
 
 from atoll import errors
 from atoll.core import Core
 from atoll.core.access.approved_text import MAX_SHOWN, visible
-from atoll.model import ApprovalInfo, CreateSandbox, ExecSpec, PtySize, RunSpec, convert
+from atoll.model import CreateSandbox, ExecSpec, PtySize, RunSpec, convert
 from atoll.model.files import ChangeMode, MakeLink, MoveFile, RemoveFile
-
-
-@contextlib.asynccontextmanager
-async def held(core: Core, work: Coroutine[Any, Any, Any]) -> AsyncIterator[tuple[ApprovalInfo, "asyncio.Task[Any]"]]:
-    """The approval that the work waits for; what runs without one fails here."""
-    task = asyncio.ensure_future(work)
-    try:
-        async with asyncio.timeout(60):
-            while not (waiting := await core.approvals.pending(BOSS)):
-                assert not task.done(), f"nobody was asked: {task.exception() or task.result()}"
-                await asyncio.sleep(0.01)
-        yield waiting[0], task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def ruled(core: Core, *rules: str, **more: Any) -> str:

@@ -45,3 +45,35 @@ def ruled(lab: Lab, runtime: str) -> Any:
         made.exec("mkdir -p /etc/x; ln -s /etc /workspace/link; ln -s link/motd /workspace/file")
         made.files.write("/workspace/free", "not held")
         yield made
+
+
+SWAP = """
+import os
+os.makedirs("/workspace/real", exist_ok=True)
+turn = 0
+while not os.path.exists("/workspace/stop"):
+    os.symlink(("/etc", "real")[turn % 2], "/workspace/next")
+    os.rename("/workspace/next", "/workspace/swapped")
+    turn += 1
+"""
+WRITES = 64
+
+
+def test_a_link_that_is_swapped_all_the_time(lab: Lab, ruled: Sandbox) -> None:
+    """Writes go where they were judged to go, or nowhere, while a program inside turns the link around."""
+    before = ruled.exec("cat /etc/motd; ls /etc").stdout
+    swapper = ruled.exec(["python3", "-c", SWAP], background=True)
+    try:
+        until(lambda: ruled.exec("test -L /workspace/swapped").exit_code == 0, "the link is there")
+        callers = [UnixConnection(f"{lab.home}/daemon.sock") for _ in range(WRITES)]
+        for number, caller in enumerate(callers):
+            name = f"/workspace/swapped/{'motd' if number % 2 else 'planted'}"
+            caller.request("PUT", f"/v1/sandboxes/{ruled.id}/files?path={name}", b"changed")
+        until(lambda: ruled.exec("test -e /workspace/real/motd").exit_code == 0, "one that is not held was written")
+        ruled.files.write("/workspace/stop", "")
+        swapper.wait()
+        for caller in callers:
+            caller.close()
+    finally:
+        swapper.kill()
+    assert ruled.exec("cat /etc/motd; ls /etc").stdout == before

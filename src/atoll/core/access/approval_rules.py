@@ -13,6 +13,7 @@ Connections are held at the broker, whoever makes them.
 
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -71,24 +72,31 @@ class Gate:
         if sealed is not None and sealed != approved_text.seal(live, spec):
             raise errors.PermissionDenied("this is not the command that was approved")
 
-    async def change(self, who: Principal, live: "Live", op: str, fields: Mapping[str, Any]) -> None:
+    async def change(self, who: Principal, live: "Live", op: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Wait where a rule says so. Return the request as it was judged: without links, and the agent follows none."""
         globs = _globs(live, "path")
         if not globs or op not in CHANGING:
-            return
-        named = [fields[key] for key in ("path", "src", "dst") if fields.get(key)] + list(fields.get("files") or [])
+            return fields
+        keys = [key for key in ("path", "src", "dst") if fields.get(key)]
+        named = [fields[key] for key in keys] + list(fields.get("files") or [])
         asked = [_absolute(path) for path in named]
         with live.use() as client:  # links are followed by the one who will do it
             real = [[await real_path(client, _joined(path), last=last) for last in (False, True)] for path in named]
+        judged = {**fields, "exact": True}
+        judged.update((key, found[_follows(op, key, fields)]) for key, found in zip(keys, real, strict=False))
+        if fields.get("files"):
+            judged["files"] = [found[True] for found in real[len(keys) :]]
         paths = [[path, *(os.fsdecode(one) for one in found)] for path, found in zip(asked, real, strict=True)]
         whole = op == "tar_in" or (op in ("sed", "chmod", "copy", "move", "remove") and bool(paths))
         if not any(_touches(path, glob, whole) for ways in paths for path in ways for glob in globs):
-            return
+            return judged
         lines = [approved_text.visible(f"{op} {shlex.join(asked)}")]
         for path, found in zip(asked, paths, strict=True):
             for other in dict.fromkeys(found):
                 if other != path:
                     lines.append(f"{approved_text.visible(path)} is {approved_text.visible(other)}")
         await self._approvals.require(who, live.id, "write", "\n".join(lines))
+        return judged
 
 
 def _globs(live: "Live", kind: str) -> list[str]:
@@ -120,9 +128,28 @@ def _joined(path: str | bytes) -> bytes:
     return posixpath.join(b"/workspace", os.fsencode(path))
 
 
+def _follows(op: str, key: str, fields: Mapping[str, Any]) -> bool:
+    """Whether the operation means what is behind a link of that name, and not the link."""
+    if op == "copy":
+        return key == "src" and not fields.get("recursive")
+    return op in ("sed", "tar_in") or (op in ("write", "chmod") and fields.get("follow", True) is not False)
+
+
 def _touches(path: str, glob: str, whole: bool) -> bool:
     """Whether the path matches, or, where a whole tree is changed, something below it may."""
-    if fnmatchcase(path, glob):
-        return True
-    fixed = glob[: min((glob.find(c) for c in "*?[" if c in glob), default=len(glob))]
-    return whole and (path == "/" or fixed.startswith(path + "/"))
+    return fnmatchcase(path, glob) or (whole and _may_match(path.rstrip("/") + "/", glob))
+
+
+def _may_match(start: str, glob: str) -> bool:
+    """Whether the glob matches any text that begins like this. Each bit of `reached` is a place in the glob."""
+    parts = re.findall(r"\*+|\[!?\]?[^]]*\]|.", glob, re.DOTALL)
+    stars = sum(1 << at for at, part in enumerate(parts) if part[0] == "*")
+    takes = {
+        char: sum(1 << at for at, part in enumerate(parts) if part == char or fnmatchcase(char, part))
+        for char in set(start)
+    }
+    reached = 1
+    for char in start:
+        reached |= (reached & stars) << 1
+        reached = (reached & takes[char]) << 1 | (reached & stars)
+    return reached > 0

@@ -7,7 +7,7 @@ beside it as `<field>_b64`; requests may give them the same way.
 import asyncio
 import base64
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -52,9 +52,9 @@ class Files(Part):
         """stat, mkdir, remove, move, copy, chmod, symlink, du, sed: one question, one answer."""
         fields = _fields(request, needs_path=op != "sed")
         live = await self._sandboxes.wake(who, ref)
-        await self._admit(who, live, op, fields)
+        judged = await self._admit(who, live, op, fields)
         with live.use() as client:
-            answer, events = await client.collect(op, timeout=LONG, **fields)
+            answer, events = await client.collect(op, timeout=LONG, **judged)
         earlier = [one for event in events for one in event.get("results") or () if isinstance(one, dict)]
         if earlier and isinstance(answer.get("results"), list):  # sed tells of many files in several parts
             found = [*earlier, *answer["results"]]
@@ -197,9 +197,9 @@ class Files(Part):
     ) -> Entry:
         checked = _path(path)
         live = await self._sandboxes.wake(who, ref)
-        await self._admit(who, live, op, {"path": checked})
+        judged = await self._admit(who, live, op, {"path": checked, **options})
         with live.use() as client:
-            answer = clean(await client.upload(op, source, path=checked, **options))
+            answer = clean(await client.upload(op, source, **judged))
         if op == "write":
             self._record(live, "file_write", path)
         return answer
@@ -208,9 +208,8 @@ class Files(Part):
         shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         self._history.record_later(live.id, live.owner, kind, path=shown)
 
-    async def _admit(self, who: Principal, live: Live, op: str, fields: Entry) -> None:
-        if live.spec.require_approval:
-            await self._gate.change(who, live, op, fields)
+    async def _admit(self, who: Principal, live: Live, op: str, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        return await self._gate.change(who, live, op, fields) if live.spec.require_approval else fields
 
     @verb("files.watch")
     async def watch(
