@@ -62,7 +62,7 @@ WRITES = 64
 def test_a_link_that_is_swapped_all_the_time(lab: Lab, ruled: Sandbox) -> None:
     """Writes go where they were judged to go, or nowhere, while a program inside turns the link around."""
     before = ruled.exec("cat /etc/motd; ls /etc").stdout
-    swapper = ruled.exec(["python3", "-c", SWAP], background=True)
+    swapper = ruled.start(["python3", "-c", SWAP])
     try:
         until(lambda: ruled.exec("test -L /workspace/swapped").exit_code == 0, "the link is there")
         callers = [UnixConnection(f"{lab.home}/daemon.sock") for _ in range(WRITES)]

@@ -60,6 +60,41 @@ async def _states(core: Core, made: list[Any]) -> list[str]:
     return [(await core.sandboxes.get(ME, one.id)).state for one in made]
 
 
+def stop_by_force(daemon: DaemonProcess) -> "subprocess.CompletedProcess[str]":
+    words = [sys.executable, "-m", "atoll", "daemon", "stop", "--force"]
+    env = {**os.environ, "PYTHONPATH": SOURCE, "ATOLL_HOME": str(daemon.home)}
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=2 * PATIENCE)
+
+
+@pytest.mark.parametrize("damaged", (False, True))
+def test_a_forced_stop_without_a_daemon_ends_what_runs(damaged: bool) -> None:
+    """The daemon was killed, its store perhaps with it: what it started is ended all the same, and named."""
+    daemon = DaemonProcess("[pool]\nfloor = 0\nceiling = 0\n")
+    daemon.start()
+    try:
+        box = daemon.create(runtime=RUNTIMES[0])
+        word = f"9{secrets.randbelow(10**8):08}"
+        box.background(f"exec sleep {word}")
+        until(lambda: running(box.id, word), "it is seen on this machine")
+        daemon.kill()
+        if damaged:
+            for part in daemon.home.glob("atoll.db*"):
+                part.unlink()
+            (daemon.home / "atoll.db").write_bytes(b"this is no database" * 1000)
+        found = stop_by_force(daemon)
+        until(lambda: not running(box.id, word), "it has ended")
+        if damaged:
+            assert found.returncode != 0 and "not recorded" in found.stderr and box.id in found.stderr, found
+        else:
+            assert found.returncode == 0 and "stopped" in found.stdout, found
+        again = stop_by_force(daemon)
+        assert again.returncode != 0 and "not running" in again.stderr and "started" not in again.stderr, again
+    finally:
+        if damaged:
+            (daemon.home / "atoll.db").unlink(missing_ok=True)
+        daemon.close()
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_daemon_that_cannot_open_its_store_ends_what_runs_and_says_so(runtime: str, tmp_path: Path) -> None:
     daemon = DaemonProcess("[pool]\nfloor = 0\nceiling = 0\n")
