@@ -4,7 +4,9 @@ With a few sandboxes it is counted: how many turns of the broker's loop the neig
 measured: at most three times as long as beside twenty sandboxes that only compute.
 """
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from lab.broker_floods import FLOODS
@@ -16,6 +18,7 @@ pytestmark = [pytest.mark.serial] if LONG else []  # turns can be counted beside
 BOUND = 3.0
 FEW, MANY = 8, 20
 MOST_TURNS = 4
+CAP_SYS_NICE = 23
 ENOUGH_SECONDS = 0.02  # of the broker's processor time, so that there was a flood
 
 
@@ -28,6 +31,12 @@ def make_world(sandboxes: int) -> Iterator[FairWorld]:
         yield made
     finally:
         made.close()
+
+
+def may_raise_priority() -> bool:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    rights = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+    return bool(rights >> CAP_SYS_NICE & 1)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +61,17 @@ def test_a_neighbour_waits_for_few_turns(few: FairWorld, kind: str) -> None:
     show(f"{kind}: {turns} turns, {used:.2f} s for the flood; slowest {max(took):.0f} ms")
     assert few.egress.broker_pid == pid, "the broker was replaced"
     assert turns <= MOST_TURNS
+
+
+def test_the_broker_goes_before_programs_that_compute(few: FairWorld) -> None:
+    """Its priority counts among sessions too, where the kernel shares processors out by session."""
+    if not may_raise_priority():
+        pytest.skip("needs CAP_SYS_NICE")
+    pid = few.egress.broker_pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) < 0
+    group = Path(f"/proc/{pid}/autogroup")
+    said = group.read_text().split() if group.exists() else []  # its name, "nice" and a number
+    assert not said or int(said[-1]) < 0, said
 
 
 @pytest.mark.skipif(not LONG, reason="only in the long run: some minutes of all processors")

@@ -74,13 +74,22 @@ def spawn(
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "ATOLL_LOG": os.environ.get("ATOLL_LOG", "WARNING")},
             start_new_session=True,
         )
-        try:
-            # It works for all sandboxes, in shares: their own computing must not keep it from that.
-            os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-        except OSError as err:
-            _log.debug("the broker's priority: %s", err)
+        _prefer(process.pid)
         (state_dir / _PID).write_text(f"{process.pid}\n")
         return process
+
+
+def _prefer(pid: int) -> None:
+    """Give the broker, a session of its own, more processor time than others get, where we may.
+
+    It works for all sandboxes, in shares: their own computing must not keep it from that. Where the kernel groups processes
+    by session, the priority of a process counts only within its session, and that of the session among all others.
+    """
+    try:
+        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
+        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
+    except OSError as err:  # not root, or a kernel without such groups
+        _log.debug("the broker's priority: %s", err)
 
 
 @dataclass(frozen=True, slots=True)
