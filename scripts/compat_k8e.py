@@ -128,8 +128,9 @@ that no test holds atoll to yet.
 - `ExecStream` sends output alone in `chunk`; pid, stream, exact bytes and exit code have fields of their own (100 and up).
   With metadata `x-sandbox-stream: sse`, or `frames: "sse"` in the request, `chunk` has K8E's frames: `data: {"pid":N}`, one frame for
   each line of output, `data: {"exit":N}`. A decoder that joins the frames in between with newlines has the output.
-- The file RPCs have the rights of the user inside that metadata `x-sandbox-user` names (`NAME` or a number, with `:GROUP`);
-  without it, root's.
+- `Exec`, `ExecStream`, `CreateTerminal` and the file RPCs have the rights of the user inside that metadata `x-sandbox-user`
+  names (`NAME` or a number, with `:GROUP`); without it, root's. In the SDKs it is `user=` (Python) and `{ user }`
+  (TypeScript) of exec and file calls.
 - `GetEvents` has K8E's names where K8E has one (`exec_end`, `bg_submit`, `file_write`, `file_read`), with the session id its caller uses.
 - `PipInstall` and `sandbox_pip_install` refuse options of pip, and stop after 120 s.
 - `SnapshotPut` keeps a name and the digests it is given, as K8E's CLI publishes them; `snapshot delete` removes it. No content hangs on it.

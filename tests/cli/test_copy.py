@@ -106,6 +106,9 @@ def test_what_cannot_be_copied(cli: Cli, box: str, source: str, target: str, cod
 def test_line_29_file_verbs_with_the_rights_of_a_user(cli: Cli, box: str, tree: Path, tmp_path: Path) -> None:
     cli("exec", box, "sh", "-c", "mkdir -pm 777 /workspace/u29; umask 077; echo root > /workspace/u29/private")
     assert cli("cp", "--user", "nobody", str(tree), f"{box}:/workspace/u29/tree").code == 0
+    for name in ("atoll", "agentkernel"):
+        words = ("sandbox", "cp", "--user", "nobody", str(tree), f"{box}:/workspace/u29/{name}")
+        assert cli(*words, name=name).code == 0 and cli("exec", box, "stat", "-c%u", f"u29/{name}").stdout == b"65534\n"
     assert cli("cp", "-u", "nobody", str(tree / "run.sh"), f"{box}:/workspace/u29/run.sh").code == 0
     assert cli("sandbox", "write", box, "/workspace/u29/note", "--user", "65534", stdin=b"n").code == 0
     owners = cli(

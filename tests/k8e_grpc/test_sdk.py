@@ -273,6 +273,24 @@ def test_files_streams_background_and_pip(here) -> None:
         assert c.run("exit 9").exit_code == 9
 
 
+def test_line_29_commands_and_files_of_another_user(here) -> None:
+    with sandbox_session() as (c, session):
+        c.exec(session, "mkdir -m 777 shared; umask 077; echo root > private")
+        assert c.exec(session, "id -u", user="nobody").stdout == "65534\n"
+        assert "".join(c.exec_stream(session, "id -u", user="65534:65534")) == "65534\n"
+        assert c.write_file(session, "/workspace/shared/f", "x", user="nobody")
+        assert c.exec(session, "stat -c %u shared/f").stdout == "65534\n"
+        assert c.read_file(session, "/workspace/shared/f", user="nobody") == "x"
+        assert "/workspace/shared/f" in [one.path for one in c.list_files(session, user="nobody")]
+        with pytest.raises(errors.PermissionDenied):
+            c.read_file_bytes(session, "/workspace/private", user="nobody")
+        for wrong in ("a b;c", "no-such-user", "é", "x\n"):
+            with pytest.raises(errors.InvalidArgument):
+                c.read_file(session, "/workspace/private", user=wrong)
+            with pytest.raises(errors.InvalidArgument):
+                c.exec(session, "true", user=wrong)
+
+
 def test_leaving_a_stream_kills_its_command(here) -> None:
     with sandbox_session() as (c, sid):
         stream = c.exec_stream(sid, "echo go; exec sleep 5432")

@@ -98,8 +98,10 @@ export class Channel {
     if (tenant) this.metadata.set("x-sandbox-tenant", tenant);
   }
 
-  async call<T>(name: string, request: Fields, deadlineMs = 300_000): Promise<T> {
+  async call<T>(name: string, request: Fields, deadlineMs = 300_000, user = ""): Promise<T> {
     const m = this.method(name);
+    const metadata = this.metadata.clone();
+    if (user) metadata.set("x-sandbox-user", user);
     const client = await this.open();
     return new Promise((resolve, reject) => {
       client.makeUnaryRequest(
@@ -107,7 +109,7 @@ export class Channel {
         m.requestSerialize,
         m.responseDeserialize,
         request,
-        this.metadata,
+        metadata,
         { deadline: Date.now() + deadlineMs },
         (error, value) => (error ? reject(fromGrpc(error, this.where)) : resolve(value as T)),
       );

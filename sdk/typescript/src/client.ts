@@ -49,6 +49,11 @@ export interface SessionOptions {
   memoryMb?: number;
 }
 
+/** Whose rights a call has inside: a name or number, with `:group`. Without it, root's. */
+export interface UserOption {
+  user?: string;
+}
+
 interface WireExec {
   stdout: string;
   stderr: string;
@@ -130,15 +135,15 @@ export class SandboxClient {
     return result(await this.channel.call<WireExec>("Exec", request, timeout * 1000 + SLACK_MS));
   }
 
-  async exec(sessionId: string, command: string, timeout = 30): Promise<ExecResult> {
-    const request = { session_id: sessionId, command, timeout };
+  async exec(sessionId: string, command: string, timeout = 30, { user = "" }: UserOption = {}): Promise<ExecResult> {
+    const request = { session_id: sessionId, command, timeout, user };
     return result(await this.channel.call<WireExec>("Exec", request, timeout * 1000 + SLACK_MS));
   }
 
   /** The command's output as text, while it runs. Leaving the loop ends the command. */
-  async *execStream(sessionId: string, command: string, timeout = 300): AsyncIterable<string> {
+  async *execStream(sessionId: string, command: string, timeout = 300, as: UserOption = {}): AsyncIterable<string> {
     const decoders = { stdout: new TextDecoder(), stderr: new TextDecoder() };
-    for await (const event of this.execEvents(sessionId, command, timeout)) {
+    for await (const event of this.execEvents(sessionId, command, timeout, as)) {
       if ("data" in event) {
         const text = decoders[event.stream].decode(event.data, { stream: true });
         if (text) yield text;
@@ -149,8 +154,13 @@ export class SandboxClient {
   }
 
   /** Like execStream, with both streams apart, exact bytes, and the exit code as the last event. */
-  async *execEvents(sessionId: string, command: string, timeout = 300): AsyncIterable<OutputEvent | StreamEnd> {
-    const request = { session_id: sessionId, command, timeout };
+  async *execEvents(
+    sessionId: string,
+    command: string,
+    timeout = 300,
+    { user = "" }: UserOption = {},
+  ): AsyncIterable<OutputEvent | StreamEnd> {
+    const request = { session_id: sessionId, command, timeout, user };
     for await (const m of this.channel.stream<WireChunk>("ExecStream", request)) {
       if (m.done) yield { exitCode: m.exit_code, status: m.status };
       else if (m.data.length) yield { stream: m.stream === "stderr" ? "stderr" : "stdout", data: m.data };
@@ -188,22 +198,26 @@ export class SandboxClient {
     await this.channel.call("DestroySession", { session_id: sessionId });
   }
 
-  async writeFile(sessionId: string, path: string, content: string | Uint8Array): Promise<void> {
+  async writeFile(sessionId: string, path: string, content: string | Uint8Array, as: UserOption = {}): Promise<void> {
     const body = typeof content === "string" ? { content } : { content_bytes: content };
-    await this.channel.call("WriteFile", { session_id: sessionId, path, ...body });
+    await this.files("WriteFile", { session_id: sessionId, path, ...body }, as);
   }
 
-  async readFile(sessionId: string, path: string): Promise<string> {
-    return (await this.channel.call<{ content: string }>("ReadFile", { session_id: sessionId, path })).content;
+  async readFile(sessionId: string, path: string, as: UserOption = {}): Promise<string> {
+    return (await this.files<{ content: string }>("ReadFile", { session_id: sessionId, path }, as)).content;
   }
 
-  async readBytes(sessionId: string, path: string): Promise<Uint8Array> {
+  async readBytes(sessionId: string, path: string, as: UserOption = {}): Promise<Uint8Array> {
     const request = { session_id: sessionId, path };
-    return (await this.channel.call<{ content_bytes: Uint8Array }>("ReadFile", request)).content_bytes;
+    return (await this.files<{ content_bytes: Uint8Array }>("ReadFile", request, as)).content_bytes;
   }
 
-  async listFiles(sessionId: string, since = 0): Promise<FileEntry[]> {
-    return (await this.channel.call<{ files: FileEntry[] }>("ListFiles", { session_id: sessionId, since })).files;
+  async listFiles(sessionId: string, since = 0, as: UserOption = {}): Promise<FileEntry[]> {
+    return (await this.files<{ files: FileEntry[] }>("ListFiles", { session_id: sessionId, since }, as)).files;
+  }
+
+  private files<T>(name: string, request: Record<string, unknown>, { user = "" }: UserOption): Promise<T> {
+    return this.channel.call<T>(name, request, undefined, user);
   }
 
   async pipInstall(sessionId: string, packages: string[]): Promise<ExecResult> {

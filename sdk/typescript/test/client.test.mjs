@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { test } from "node:test";
-import { InvalidArgument, NotFound, Sandbox, SandboxClient, Unavailable, sandboxRun } from "../dist/esm/index.js";
+import { InvalidArgument, NotFound, PermissionDenied, Sandbox, SandboxClient, Unavailable, sandboxRun } from "../dist/esm/index.js";
 
 test("k8e_P46 run: ten random numbers and their mean", async () => {
   const client = new SandboxClient();
@@ -41,6 +41,27 @@ test("a lost default session is replaced, and told", async () => {
   } finally {
     await client.close();
     await other.close();
+  }
+});
+
+test("commands and files of another user", async () => {
+  const client = new SandboxClient();
+  const as = { user: "nobody" };
+  try {
+    const session = await client.createSession();
+    await client.exec(session, "mkdir -m 777 shared; umask 077; echo root > private");
+    assert.equal((await client.exec(session, "id -u", 30, as)).stdout, "65534\n");
+    let text = "";
+    for await (const piece of client.execStream(session, "id -u", 30, as)) text += piece;
+    assert.equal(text, "65534\n");
+    await client.writeFile(session, "/workspace/shared/f", "x", as);
+    assert.equal((await client.exec(session, "stat -c %u shared/f")).stdout, "65534\n");
+    assert.equal(await client.readFile(session, "/workspace/shared/f", as), "x");
+    await assert.rejects(client.readBytes(session, "/workspace/private", as), PermissionDenied);
+    await assert.rejects(client.listFiles(session, 0, { user: "a b;c" }), InvalidArgument);
+    await client.destroySession(session);
+  } finally {
+    await client.close();
   }
 });
 

@@ -7,6 +7,7 @@ from .grammar import Flag, Verb
 _AT = "atoll.surfaces.agentkernel.cli."
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
 AS_JSON = Flag("json", "", "JSON instead of text")
+AS_USER = Flag("user", "USER", "with the rights of this user inside", short="u")
 BACKEND = Flag("backend", "NAME", "{runtimes}; docker and podman mean container", short="B")
 CONFIG = Flag("config", "FILE", "a project's file to use and trust", short="c")
 TTL = Flag("ttl", "TIME", "remove it after so long: 30m, 1h, 3d; 0 is never")
@@ -104,7 +105,7 @@ VERBS = (
         "sandbox clean", _AT + "named:clean", "", "Remove stopped sandboxes.",
         (Flag("all", "", "running ones too"), AS_JSON),
     ),
-    Verb("sandbox cp", "copy:copy", "SRC DST", "Copy files and trees; one side is NAME:/path."),
+    Verb("sandbox cp", "copy:copy", "SRC DST", "Copy files and trees; one side is NAME:/path.", (AS_USER,)),
     Verb(
         "sandbox export", _AT + "named:export", "SANDBOX", "Its file system as a tar.",
         (Flag("output", "FILE", "where to (default: NAME.tar)", short="o"), Flag("path", "PATH", "only this (default: /)")),

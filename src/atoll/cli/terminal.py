@@ -10,6 +10,7 @@ from _thread import start_new_thread
 from ..client import calls
 from ..client.results import Event, Output, Started
 from ..errors import AtollError, InvalidArgument, Unsupported
+from ..words.terminal import SHELL
 from .execute import PIECE, beside, exit_code, feed_stdin
 from .output import OWN_FAILURE, say, tell, write
 from .session import open_link, reference
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .grammar import Arguments
 
 LEAVE = b"\x10\x11"  # Ctrl-P Ctrl-Q
-SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
 
 
 def attach(arguments: Arguments) -> int:

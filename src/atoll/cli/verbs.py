@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .agentkernel_verbs import ALLOW_HOST, SERVE
+from .agentkernel_verbs import ALLOW_HOST, AS_USER, SERVE
 from .agentkernel_verbs import CREATE as NAMED
 from .agentkernel_verbs import VERBS as AGENTKERNEL
 from .agents_verbs import ALIASES as AGENTS_ALIASES
@@ -17,7 +17,6 @@ from .k8e_verbs import VERBS as K8E
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
 TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")
 RAW = Flag("raw", "", "the plain bytes as they come instead of JSON")
-AS_USER = Flag("user", "USER", "with the rights of this user inside", short="u")
 AS_JSON = Flag("json", "", "one JSON object instead of text")
 ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair", repeat=True, short="e")
 

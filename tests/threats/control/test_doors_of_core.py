@@ -132,8 +132,8 @@ async def test_every_tool_is_refused_without_the_scope_and_finds_nothing_of_anot
             if name == "sandbox_exec":  # one name for two tools: a session of K8E's, or a name of agentkernel's
                 given.pop("name" if toolset == "k8e" else "session_id", None)
                 given["command"] = "true" if toolset == "k8e" else ["true"]
-            if name == "sandbox_shell":
-                given["action"] = "run"
+            if name in ("sandbox_shell", "sandbox_terminal"):
+                given["action"] = {"sandbox_shell": "run", "sandbox_terminal": "open"}[name]
             for who in (NONE, OTHER):
                 client = Client(core, who, Settings(toolset=toolset))
                 try:

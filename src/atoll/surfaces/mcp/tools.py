@@ -186,6 +186,41 @@ class UseShell(Arguments, kw_only=True):
     timeout: Seconds = 30
 
 
+class UseTerminal(Arguments, kw_only=True):
+    action: Annotated[
+        Literal["open", "write", "read", "resize", "close", "list"],
+        Meta(description="open starts a program on a new terminal, close ends it; every other one needs terminal_id"),
+    ]
+    terminal_id: Annotated[str, Meta(min_length=1, max_length=64, description="As open gave it")] | UnsetType = UNSET
+    session_id: Session | UnsetType = UNSET
+    command: (
+        Annotated[str | list[str], Meta(description="open: a shell command, or program and arguments (a shell)")]
+        | UnsetType
+    ) = UNSET
+    input: Annotated[
+        str, Meta(max_length=65_536, description="write: what is typed; \\r is Enter, \\u0003 Ctrl-C, \\u0004 Ctrl-D")
+    ] = ""
+    wait: Annotated[float, Meta(ge=0, le=60, description="Seconds to wait for output, until it pauses (2)")] = 2.0
+    offset: (
+        Annotated[
+            int,
+            Meta(
+                ge=0,
+                le=2**53,
+                description="Output from this byte on: next_offset of an earlier answer. Without it read begins at the start, "
+                "write and resize with what comes next",
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
+    rows: Annotated[int, Meta(ge=1, le=4096, description="open, resize: lines (24)")] = 24
+    cols: Annotated[int, Meta(ge=1, le=4096, description="open, resize: columns (80)")] = 80
+    echo: Annotated[bool, Meta(description="open: whether it shows what is typed (true)")] = True
+    workdir: Workdir | UnsetType = UNSET
+    env: Environment = {}
+    user: Annotated[str, Meta(max_length=256, description="open: name or number (root)")] | UnsetType = UNSET
+
+
 # Both forms of the names that are in both contracts
 
 
@@ -287,6 +322,11 @@ _OWN = (
         "sandbox_shell", ALL,
         "Run a command in a shell that stays: its directory, environment and variables are kept for the next call with its "
         "shell_id.", UseShell, world=True,
+    ),
+    _tool(
+        "sandbox_terminal", ALL,
+        "Use a program on a terminal: open it, type, read what it shows, close it. It runs on between calls, and can be read again by its "
+        "terminal_id. For plain commands sandbox_exec and sandbox_shell are simpler.", UseTerminal, world=True,
     ),
 )  # fmt: skip
 

@@ -29,6 +29,7 @@ from atoll.core.access.rights_watch import OpenCall
 from atoll.core.access.terminal_presence import PEER_PID
 from atoll.core.verbs import Scope
 from atoll.errors import AtollError, Internal, InvalidArgument, Unauthenticated
+from atoll.model import USER
 
 from .doors import Doors
 from .readers import Reader
@@ -43,9 +44,19 @@ STREAM: ContextVar[str] = ContextVar("stream", default="")  # what `x-sandbox-st
 
 USER_INSIDE: ContextVar[str] = ContextVar(
     "user", default=""
-)  # what `x-sandbox-user` says: whose rights a file call has inside
+)  # what `x-sandbox-user` says: whose rights a call has inside
 
 _HEARD = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream", "x-sandbox-user"))
+
+
+def user_inside() -> str | None:
+    """Return the user inside whose rights the call has, from its metadata; None is root."""
+    if not (user := USER_INSIDE.get()):
+        return None
+    if not USER.match(user):
+        raise InvalidArgument("x-sandbox-user must be a name or number, optionally with `:group`")
+    return user
+
 
 Kind = Class | None  # None: not counted
 Observer = Callable[[Principal | None, str, str, str], None]  # who, method, source, result

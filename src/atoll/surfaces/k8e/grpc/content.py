@@ -12,12 +12,12 @@ from atoll.core.access.principals import Principal
 from atoll.core.commands.history import Event
 from atoll.core.files.verbs import Entry
 from atoll.errors import InvalidArgument, NotFound, TooLarge
-from atoll.model import USER, ListFiles, convert
+from atoll.model import ListFiles, convert
 from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.words import k8e as words
 from atoll.words import k8e_ids as ids
 
-from .calls import USER_INSIDE
+from .calls import user_inside
 from .text import both_of, clean
 
 WORKSPACE = "/workspace"
@@ -36,7 +36,7 @@ class Content:
             raise InvalidArgument("only one of content and content_bytes")
         if request.permissions > 0o7777:
             raise InvalidArgument("permissions must be at most 07777")
-        options: dict[str, Any] = {"parents": True, "user": _user()}
+        options: dict[str, Any] = {"parents": True, "user": user_inside()}
         if request.mode == "a":
             options["append"] = True
         if request.permissions:
@@ -48,7 +48,10 @@ class Content:
     async def ReadFile(self, who: Principal, request: Any) -> Any:
         ref = ids.session_ref(request.session_id)
         pieces, size = [], 0
-        async with self.core.files.read(who, ref, _path(request), limit=MAX_READ + 1, user=_user()) as (_, download):
+        async with self.core.files.read(who, ref, _path(request), limit=MAX_READ + 1, user=user_inside()) as (
+            _,
+            download,
+        ):
             async for piece in download:
                 size += len(piece)
                 if size > MAX_READ:
@@ -65,7 +68,7 @@ class Content:
         if request.since < 0:
             raise InvalidArgument("since must not be negative")
         since = request.since or None
-        asked = {"path": WORKSPACE, "recursive": True, "files_only": True, "since": since, "user": _user()}
+        asked = {"path": WORKSPACE, "recursive": True, "files_only": True, "since": since, "user": user_inside()}
         found = await self.core.files.list(who, ref, convert(ListFiles, asked))
         return pb.ListFilesResponse(files=[_entry(one) for one in found["entries"]])
 
@@ -106,15 +109,6 @@ class Content:
         except NotFound:
             return words.session_id(sandbox)
         return words.session_id(sandbox, row["parent_id"], row["spec"].get("labels", {}))
-
-
-def _user() -> str | None:
-    """The user inside whose rights the call has, from its metadata; None is root."""
-    if not (user := USER_INSIDE.get()):
-        return None
-    if not USER.match(user):
-        raise InvalidArgument("x-sandbox-user must be a name or number, optionally with `:group`")
-    return user
 
 
 def _path(request: Any) -> str:

@@ -16,7 +16,7 @@ from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.words import k8e as words
 from atoll.words import k8e_ids as ids
 
-from .calls import STREAM
+from .calls import STREAM, user_inside
 from .sse_frames import Frames
 from .text import Pieces, both, clean
 
@@ -158,12 +158,13 @@ def command_of(request: Any) -> ExecSpec | RunSpec:
     forms = [bool(request.command), bool(request.command_bytes), bool(request.argv), bool(request.code)]
     if sum(forms) != 1:
         raise InvalidArgument("exactly one of command, command_bytes, argv and code is needed")
+    user = request.user or user_inside()
     if request.code:
-        if request.user:
+        if user:
             raise InvalidArgument("user belongs to commands, not to code in a language")
         return convert(RunSpec, {**fields, "code": request.code, "language": request.language or "bash"})
-    if request.user:
-        fields["user"] = request.user
+    if user:
+        fields["user"] = user
     if request.argv:
         return convert(ExecSpec, {**fields, "argv": list(request.argv)})
     command = request.command or request.command_bytes.decode("utf-8", "surrogateescape")

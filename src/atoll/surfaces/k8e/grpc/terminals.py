@@ -16,6 +16,7 @@ from atoll.proto.sandbox.v1 import sandbox_pb2 as pb
 from atoll.words import k8e as words
 from atoll.words import k8e_ids as ids
 
+from .calls import user_inside
 from .execution import exit_code_of
 from .sessions import check_env
 
@@ -41,6 +42,8 @@ class Terminals:
         }
         if request.workdir:
             fields["cwd"] = request.workdir
+        if user := user_inside():
+            fields["user"] = user
         started = await self.core.commands.background(who, ref, convert(ExecSpec, fields))
         if started.pid is None:
             raise FailedPrecondition(f"{request.argv[0]!r:.120} could not be started")

@@ -10,6 +10,7 @@ import grpc
 
 from atoll.client import spawn
 from atoll.client.route import Route
+from atoll.errors import InvalidArgument
 
 MAX_MESSAGE = 64 * 1024 * 1024
 LONGEST_NAME = 107
@@ -20,8 +21,12 @@ _OPTIONS = (
 )
 
 
-def metadata(route: Route) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {route.api_key}"),) if route.api_key else ()
+def metadata(route: Route, user: str = "") -> tuple[tuple[str, str], ...]:
+    """Return who the caller is, and whose rights the call has inside."""
+    if not (user.isascii() and user.isprintable()):
+        raise InvalidArgument("user must be a name or number, optionally with `:group`")
+    known = (("authorization", f"Bearer {route.api_key}"),) if route.api_key else ()
+    return (*known, ("x-sandbox-user", user)) if user else known
 
 
 def ready(route: Route) -> Route:

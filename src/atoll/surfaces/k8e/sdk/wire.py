@@ -107,12 +107,20 @@ def run_request(session_id: str, code: str, language: str, timeout: float) -> An
 
 
 def command_request(
-    session_id: str, command: str, timeout: float, *, language: str = "", background: bool = False, workdir: str = ""
+    session_id: str,
+    command: str,
+    timeout: float,
+    *,
+    language: str = "",
+    background: bool = False,
+    workdir: str = "",
+    user: str = "",
 ) -> Any:
     limit = 0 if background and not timeout else seconds(timeout)
     return pb.ExecRequest(
-        session_id=session_id, command=command, timeout=limit, language=language, background=background, workdir=workdir
-    )
+        session_id=session_id, command=command, timeout=limit, language=language, background=background,
+        workdir=workdir, user=user,
+    )  # fmt: skip
 
 
 def create_request(

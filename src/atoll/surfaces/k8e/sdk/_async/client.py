@@ -75,13 +75,18 @@ class AsyncSandboxClient:
                 return wire.with_replaced(done, replaced)
         raise AssertionError("unreachable")
 
-    async def exec(self, session_id: str, command: str, timeout: float = 30, workdir: str = "") -> ExecResult:
-        """Run a shell command and wait for it."""
-        return await self._exec(wire.command_request(session_id, command, timeout, workdir=workdir), timeout)
+    async def exec(
+        self, session_id: str, command: str, timeout: float = 30, workdir: str = "", *, user: str = ""
+    ) -> ExecResult:
+        """Run a shell command, as `user` inside (root), and wait for it."""
+        request = wire.command_request(session_id, command, timeout, workdir=workdir, user=user)
+        return await self._exec(request, timeout)
 
-    async def exec_stream(self, session_id: str, command: str, timeout: float = 300) -> AsyncIterator[str]:
+    async def exec_stream(
+        self, session_id: str, command: str, timeout: float = 300, *, user: str = ""
+    ) -> AsyncIterator[str]:
         """The output as text while it is produced. Closing the iterator kills the command."""
-        request = wire.command_request(session_id, command, timeout)
+        request = wire.command_request(session_id, command, timeout, user=user)
         stub = await self._transport.stub()
         said = metadata(self._transport.route)
         call = stub.ExecStream(request, timeout=timeout + wire.SLACK_SECONDS, metadata=said)
@@ -94,9 +99,9 @@ class AsyncSandboxClient:
         finally:
             call.cancel()
 
-    async def exec_background(self, session_id: str, command: str, timeout: float = 0) -> str:
+    async def exec_background(self, session_id: str, command: str, timeout: float = 0, *, user: str = "") -> str:
         """Start a command and leave it; returns the run id for `poll_run`."""
-        request = wire.command_request(session_id, command, timeout, background=True)
+        request = wire.command_request(session_id, command, timeout, background=True, user=user)
         answer = await self._call("Exec", request, acts=True)
         run_id: str = answer.run_id
         return run_id
@@ -166,25 +171,30 @@ class AsyncSandboxClient:
         answer = await self._call("UpdateAllowedHosts", request)
         return list(answer.hosts)
 
-    # Files
+    # Files, with the rights of `user` inside (root)
 
-    async def write_file(self, session_id: str, path: str, content: str | bytes, mode: str = "w") -> bool:
+    async def write_file(
+        self, session_id: str, path: str, content: str | bytes, mode: str = "w", *, user: str = ""
+    ) -> bool:
         """Write a file; mode `a` appends."""
         request = wire.write_request(session_id, path, content, mode)
-        answer = await self._call("WriteFile", request, acts=mode == "a")
+        answer = await self._call("WriteFile", request, acts=mode == "a", user=user)
         return bool(answer.ok)
 
-    async def read_file(self, session_id: str, path: str) -> str:
+    async def read_file(self, session_id: str, path: str, *, user: str = "") -> str:
         """A file's text; bytes that are not UTF-8 are replaced."""
-        return wire.file_text(await self._call("ReadFile", pb.ReadFileRequest(session_id=session_id, path=path)))
+        request = pb.ReadFileRequest(session_id=session_id, path=path)
+        return wire.file_text(await self._call("ReadFile", request, user=user))
 
-    async def read_file_bytes(self, session_id: str, path: str) -> bytes:
+    async def read_file_bytes(self, session_id: str, path: str, *, user: str = "") -> bytes:
         """A file's exact bytes."""
-        return wire.file_bytes(await self._call("ReadFile", pb.ReadFileRequest(session_id=session_id, path=path)))
+        request = pb.ReadFileRequest(session_id=session_id, path=path)
+        return wire.file_bytes(await self._call("ReadFile", request, user=user))
 
-    async def list_files(self, session_id: str, since: int = 0) -> list[FileEntry]:
+    async def list_files(self, session_id: str, since: int = 0, *, user: str = "") -> list[FileEntry]:
         """The files below /workspace, changed since (unix seconds)."""
-        return wire.files(await self._call("ListFiles", pb.ListFilesRequest(session_id=session_id, since=since)))
+        request = pb.ListFilesRequest(session_id=session_id, since=since)
+        return wire.files(await self._call("ListFiles", request, user=user))
 
     # Approvals
 
@@ -249,11 +259,18 @@ class AsyncSandboxClient:
         return wire.exec_result(await self._call("Exec", request, acts=True, timeout=timeout + wire.SLACK_SECONDS))
 
     async def _call(
-        self, name: str, request: Any, *, acts: bool = False, timeout: float = wire.CALL_SECONDS, waits: bool = False
+        self,
+        name: str,
+        request: Any,
+        *,
+        acts: bool = False,
+        timeout: float = wire.CALL_SECONDS,
+        waits: bool = False,
+        user: str = "",
     ) -> Any:
         """Send a request. `acts`: it must not be done twice. `waits`: for a gateway that is just starting again."""
         stub = await self._transport.stub()
-        said = metadata(self._transport.route)
+        said = metadata(self._transport.route, user)
         try:
             return await getattr(stub, name)(request, timeout=timeout, metadata=said, wait_for_ready=waits)
         except grpc.RpcError as failure:
