@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from atoll.cli import doctor, doctor_machine
-from atoll.cli.doctor_machine import Machine, cgroups, delegation, firewall, id_ranges, kernel, user_namespaces
+from atoll.cli.doctor_machine import (
+    Machine,
+    cgroups,
+    delegation,
+    firewall,
+    id_ranges,
+    kernel,
+    lingering,
+    user_namespaces,
+)
 
 USER, UID = "somebody", 1000
 MANAGER = "user.slice/user-1000.slice/user@1000.service"
@@ -124,3 +133,13 @@ def test_disk_is_ok_only_if_a_default_sandbox_fits(monkeypatch: pytest.MonkeyPat
         )
         found = doctor_machine.disk()
         assert found["ok"] is ok and ("needs 4352" in found["detail"]) is not ok
+
+
+def test_who_does_not_linger_is_told(tmp_path: Path) -> None:
+    """Without lingering systemd ends a user's daemon at the last logout. Where systemd manages nobody there is nothing to say."""
+    assert lingering(machine(tmp_path / "other", {})) == []
+    leaving = lingering(machine(tmp_path / "leaving", {"run/systemd/system/x": ""}))
+    flagged(leaving[0], "when you log out", f"loginctl enable-linger {USER}")
+    assert leaving[0]["optional"] is True
+    staying = machine(tmp_path / "staying", {"run/systemd/system/x": "", f"var/lib/systemd/linger/{USER}": ""})
+    assert lingering(staying)[0]["ok"]

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -183,3 +184,64 @@ def test_everyday_the_daemon_keeps_nothing_of_its_first_caller(fresh: Cli) -> No
     assert select.select([reading], [], [], 10.0)[0], "somebody still has the other end"
     assert os.read(reading, 1) == b""
     os.close(reading)
+
+
+def test_everyday_15_run_names_its_runtime_as_every_other_verb_does(cli: Cli) -> None:
+    done = cli("run", "--runtime", "container", "--keep", "--memory", "96", "true")
+    name = next(word for word in done.stderr.decode().split() if word.startswith("run-"))
+    found = cli.ok("sandbox", "get", name)
+    assert (found["runtime_class"], found["limits"]["memory_mb"]["value"]) == ("container", 96)
+    cli("remove", name)
+    wrong = cli("run", "--runtime", "nope", "true")
+    assert wrong.code == 125 and b"'nope'" in wrong.stderr and b"gvisor" in wrong.stderr
+
+
+def test_everyday_15_output_of_many_lines_is_shown_in_lines(cli: Cli, box: str) -> None:
+    run = cli.ok("sandbox", "run", "echo one; echo two", "--background", "--session-id", box)["run_id"]
+    until(lambda: cli.ok("sandbox", "poll", run)["status"] == "completed", "it never ended")
+    code, seen = cli.at_terminal("sandbox", "poll", run)
+    assert code == 0 and "stdout       one\n             two\n" in seen, seen
+
+
+def test_everyday_14_a_command_that_was_left_is_found_again(cli: Cli, box: str) -> None:
+    code, seen = cli.at_terminal("exec", "--detach", box, "echo", "left")
+    assert code == 0 and f"atoll sandbox exec-logs {box} {seen.split()[0]}" in seen, seen
+    until(lambda: b"left" in cli("sandbox", "exec-logs", box, seen.split()[0]).stdout, "nothing to see")
+
+
+def test_everyday_a_file_that_exec_does_not_read_is_told(cli: Cli, box: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print(6 * 7)\n")
+    with script.open("rb") as file:
+        done = subprocess.run(
+            cli.command("exec", box, "cat"), stdin=file, capture_output=True, env=cli.env, timeout=WAIT
+        )
+    assert (done.returncode, done.stdout) == (0, b"") and b"exec -i" in done.stderr
+    loop = f"while read line; do {shlex.join(cli.command('exec', box, 'echo', 'x'))}; done"
+    with script.open("rb") as file:
+        done = subprocess.run(["bash", "-c", loop], stdin=file, capture_output=True, env=cli.env, timeout=WAIT)
+    assert (done.stdout, done.stderr) == (b"x\n", b""), "a loop's own input is no mistake"
+    hint = cli("run", "python3", str(script)).stderr.decode()
+    assert f"atoll run python3 - < {script}" in hint
+    with script.open("rb") as file:
+        done = subprocess.run(
+            cli.command("run", "python3", "-"), stdin=file, capture_output=True, env=cli.env, timeout=WAIT
+        )
+    assert done.stdout == b"42\n"
+
+
+def test_everyday_15_help_fits_the_terminal(cli: Cli) -> None:
+    code, seen = cli.at_terminal("help")
+    assert code == 0 and max(map(len, seen.partition("Exit codes")[0].split("\n"))) <= 100, seen
+    plain = cli("help").stdout.decode()
+    assert " ".join(seen.split()) == " ".join(plain.split()), "the same words, in other lines"
+
+
+def test_everyday_2_a_named_sandbox_that_has_ended_is_told_as_that(cli: Cli) -> None:
+    name = f"short-{os.urandom(4).hex()}"
+    cli.ok("sandbox", "create", "--name", name, "--idle-timeout", "1s")
+    until(lambda: cli("exec", name, "true").code == 125, "it never ended")
+    done = cli("exec", name, "true")
+    assert f"no sandbox '{name}'".encode() in done.stderr and b"idle timeout" in done.stderr, done
+    assert "idle timeout" in cli("sandbox", "get", name).json["detail"]
+    assert b"ended" not in cli("exec", f"{name}x", "true").stderr

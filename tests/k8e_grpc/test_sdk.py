@@ -282,7 +282,7 @@ def test_line_29_commands_and_files_of_another_user(here) -> None:
         assert c.exec(session, "stat -c %u shared/f").stdout == "65534\n"
         assert c.read_file(session, "/workspace/shared/f", user="nobody") == "x"
         assert "/workspace/shared/f" in [one.path for one in c.list_files(session, user="nobody")]
-        with pytest.raises(errors.PermissionDenied):
+        with pytest.raises(errors.FilePermission):
             c.read_file_bytes(session, "/workspace/private", user="nobody")
         for wrong in ("a b;c", "no-such-user", "é", "x\n"):
             with pytest.raises(errors.InvalidArgument):

@@ -6,6 +6,7 @@ import pty
 import select
 import subprocess
 import sys
+import termios
 import time
 from typing import Any
 
@@ -82,6 +83,7 @@ class Cli:
     def at_terminal(self, *words: str, env: dict[str, str] | None = None, cwd: str | None = None) -> tuple[int, str]:
         """The exit code, and what a person sees."""
         master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (24, 100))
         process = self.popen(*words, stdin=subprocess.DEVNULL, stdout=slave, stderr=slave, env=env or {}, cwd=cwd)
         os.close(slave)
         seen, end = b"", time.monotonic() + WAIT

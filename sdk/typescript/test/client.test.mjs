@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { test } from "node:test";
-import { InvalidArgument, NotFound, PermissionDenied, Sandbox, SandboxClient, Unavailable, sandboxRun } from "../dist/esm/index.js";
+import { FilePermission, InvalidArgument, NotFound, Sandbox, SandboxClient, Unavailable, sandboxRun } from "../dist/esm/index.js";
 
 test("k8e_P46 run: ten random numbers and their mean", async () => {
   const client = new SandboxClient();
@@ -57,7 +57,7 @@ test("commands and files of another user", async () => {
     await client.writeFile(session, "/workspace/shared/f", "x", as);
     assert.equal((await client.exec(session, "stat -c %u shared/f")).stdout, "65534\n");
     assert.equal(await client.readFile(session, "/workspace/shared/f", as), "x");
-    await assert.rejects(client.readBytes(session, "/workspace/private", as), PermissionDenied);
+    await assert.rejects(client.readBytes(session, "/workspace/private", as), FilePermission);
     await assert.rejects(client.listFiles(session, 0, { user: "a b;c" }), InvalidArgument);
     await client.destroySession(session);
   } finally {

@@ -94,7 +94,14 @@ def _dispatch(words: list[str]) -> int:
     begin_output(
         bool(arguments.values.get("json")), collect=verb.name not in PASSING and not arguments.values.get("raw")
     )
-    code = handler_of(verb)(arguments)
+    try:
+        code = handler_of(verb)(arguments)
+    except AtollError as error:
+        if error.message.startswith("no sandbox '"):
+            from .ended import explain_end
+
+            explain_end(error, arguments)
+        raise
     end_output(code)
     return code
 

@@ -9,6 +9,7 @@ ENV = Flag("env", "K=V", "an environment variable; may be repeated", kind="pair"
 AS_JSON = Flag("json", "", "JSON instead of text")
 AS_USER = Flag("user", "USER", "with the rights of this user inside", short="u")
 BACKEND = Flag("backend", "NAME", "{runtimes}; docker and podman mean container", short="B")
+RUNTIME = Flag("runtime", "NAME", "the same as --backend")
 CONFIG = Flag("config", "FILE", "a project's file to use and trust", short="c")
 TTL = Flag("ttl", "TIME", "remove it after so long: 30m, 1h, 3d; 0 is never")
 ALLOW_HOST = Flag(
@@ -31,7 +32,7 @@ POLICY = (
 )
 CREATE = (
     Flag("agent", "NAME", "whose sandbox it is: claude, codex, gemini", short="a"),
-    CONFIG, BACKEND, TEMPLATE, TTL, ENV, *POLICY,
+    CONFIG, BACKEND, RUNTIME, TEMPLATE, TTL, ENV, *POLICY,
     Flag("dir", "PATH", "mount this directory, writable, at /workspace", short="d"),
     Flag("image", "IMAGE", "its image"),
     Flag("branch", "", "use a sandbox of that name if there is one"),
@@ -43,7 +44,7 @@ RUN = Verb(
         CONFIG,
         Flag("keep", "", "leave the sandbox running afterwards, as run-<id>", short="k"),
         Flag("image", "IMAGE", "its image (default: what the command needs)", short="i"),
-        *POLICY, BACKEND, TEMPLATE, TTL, ENV,
+        *POLICY, BACKEND, RUNTIME, TEMPLATE, TTL, ENV,
         Flag("timeout", "TIME", "kill it after so long (exit 124)"),
         Flag("publish", "[HERE:]PORT", "its TCP port on 127.0.0.1 while it runs; may be repeated", repeat=True, short="P"),
         Flag("fast", "", "a hint without meaning here: every run is", short="F"),

@@ -88,7 +88,7 @@ def machine_checks(machine: Machine) -> list[Check]:
 
     checks = [kernel(machine), cgroups(machine), user_namespaces(machine)]
     if machine.uid != 0:
-        checks += [delegation(machine), id_ranges(machine)]
+        checks += [delegation(machine), *lingering(machine), id_ranges(machine)]
     return [*checks, *programs(machine), firewall(machine), disk(), *hardening_checks(machine)]
 
 
@@ -128,6 +128,16 @@ def delegation(machine: Machine) -> Check:
     else:
         fix = _DELEGATE_MORE if held else START
     return check("delegation", False, detail, fix, optional=True)
+
+
+def lingering(machine: Machine) -> list[Check]:
+    """Whether what an ordinary user's daemon runs outlives the last logout. Nothing to say where no systemd manages users."""
+    if not machine.exists("/run/systemd/system"):
+        return []
+    if machine.exists(f"/var/lib/systemd/linger/{machine.user}"):
+        return [check("lingering", True, "the daemon and its sandboxes go on when you log out", optional=True)]
+    detail = "the daemon and all sandboxes end when you log out for the last time; files of kept ones stay"
+    return [check("lingering", False, detail, f"loginctl enable-linger {machine.user}", optional=True)]
 
 
 def user_namespaces(machine: Machine) -> Check:

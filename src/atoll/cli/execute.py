@@ -37,12 +37,25 @@ def execute(arguments: Arguments) -> int:
     if arguments.detach:
         started = link.call(calls.start(ref, argv, background=True, **options))
         tell(started["command_id"])
+        if os.isatty(2):
+            say(f"atoll: it runs on; its output: atoll sandbox exec-logs {arguments.rest[0]} {started['command_id']}")
         return 0
     if arguments.tty:
         from .terminal import on_terminal
 
         return on_terminal(link, ref, argv, options)
+    if not arguments.interactive and _is_unread_file():
+        say("hint: the file on standard input is not passed on; for that: atoll exec -i ...")
     return _through_pipes(link, ref, argv, options, arguments)
+
+
+def _is_unread_file() -> bool:
+    """Whether standard input is a file of which nothing was read yet: one that was meant for the program."""
+    try:
+        found = os.fstat(0)
+        return found.st_mode & 0o170000 == 0o100000 and found.st_size > 0 and os.lseek(0, 0, os.SEEK_CUR) == 0
+    except OSError:
+        return False
 
 
 def _through_pipes(link: Link, ref: str, argv: list[str], options: Mapping[str, Any], arguments: Arguments) -> int:

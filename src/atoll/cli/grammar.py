@@ -17,6 +17,9 @@ _EXAMPLES = {"MB": "512", "SECONDS": "60", "PORT": "8000", "BYTES": "65536", "TI
              "cpus": "2", "pids": "256", "files": "1024", "lifetime": "3600", "idle-timeout": "1800"}  # fmt: skip
 
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # that a number of seconds may end with
+
+
 class UsageError(Exception):
     """The command line is wrong; the text says how, `hint` what would be right."""
 
@@ -52,7 +55,8 @@ class Flag:
             if self.kind == "int":
                 return int(text)
             if self.kind == "number":
-                number = float(text)
+                times = _UNITS.get(text[-1:], 0) if self.value == "SECONDS" else 0
+                number = float(text[:-1]) * times if times else float(text)
                 if number != number or number in (float("inf"), float("-inf")):
                     raise ValueError
                 return int(number) if number == int(number) else number

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from .. import __version__
 from .grammar import UsageError, Verb, nearest
 from .output import in_own_name, print_json, program_name, tell
@@ -74,7 +76,15 @@ def _head(verb: Verb) -> str:
 
 def _verb_lines(verbs: list[Verb], width: int = 0) -> list[str]:
     width = width or max(len(_head(verb)) for verb in verbs) + 2
-    return [f"  {_head(verb).ljust(width)}{verb.help}" for verb in verbs]
+    return [_indented(f"  {_head(verb).ljust(width)}", verb.help) for verb in verbs]
+
+
+def _indented(head: str, text: str) -> str:
+    """Return a head and its words, which at a terminal go on below themselves instead of at its edge."""
+    columns = os.get_terminal_size(1).columns if os.isatty(1) else 0
+    if len(head) + len(text) < columns or columns - len(head) < 30:
+        return head + text
+    return head + ("\n" + " " * len(head)).join(line[2:] for line in _wrapped(text.split(), columns - len(head)))
 
 
 def _wrapped(words: list[str], most: int = 100) -> list[str]:
@@ -114,7 +124,7 @@ def _meaning(flag: Flag) -> str:
 def _flag_lines(flags: tuple[Flag, ...]) -> list[str]:
     heads = [f"  {f'-{f.short}, ' if f.short else '    '}--{f.name}{f' {f.value}' if f.value else ''}" for f in flags]
     width = max(map(len, heads)) + 2
-    return [head.ljust(width) + _meaning(flag) for head, flag in zip(heads, flags, strict=True)]
+    return [_indented(head.ljust(width), _meaning(flag)) for head, flag in zip(heads, flags, strict=True)]
 
 
 def show(arguments: Arguments) -> int:

@@ -11,9 +11,12 @@ from ..errors import AtollError, InvalidArgument, NotFound
 from .execute import beside, exit_code
 from .output import safe_bytes, say, tell, write
 from .session import open_link, reference
+from .unfinished import ends_block, is_unfinished
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ..client._sync.driver import Link
     from ..client.wire import CommandWire
     from .grammar import Arguments
@@ -65,21 +68,55 @@ def _use(link: Link, ref: str, arguments: Arguments) -> int:
 
 
 def _converse(link: Link, ref: str, session: str, arguments: Arguments) -> int:
-    """Read a line, run it, and so on, until the end of input or of the session."""
-    code, ended, at_terminal = 0, False, os.isatty(0)
-    while not ended:
-        try:
-            line = input(f"{arguments.lang}> " if at_terminal else "") if at_terminal else sys.stdin.readline()
-        except EOFError:
+    """Run each piece of code that is read, until the end of input or of the session."""
+    code, ended = 0, False
+    for piece in _typed(arguments.lang) if os.isatty(0) else _piped(arguments.lang):
+        code, ended = _run(link, ref, session, piece, arguments.timeout)
+        if ended:
             break
+    return code
+
+
+def _typed(language: str) -> Iterator[str]:
+    """Yield what a person types, with line editing; a block goes on until it is complete. Ctrl-C drops what was typed."""
+    import readline  # noqa: F401  # `input` edits lines and remembers them
+
+    lines: list[str] = []
+    while True:
+        try:
+            lines.append(input("... " if lines else f"{language}> "))
+        except EOFError:
+            say("")
+            return
         except KeyboardInterrupt:
             say("")
+            lines.clear()
             continue
-        if not at_terminal and not line:
-            break
-        if line.strip():
-            code, ended = _run(link, ref, session, line.rstrip("\n"), arguments.timeout)
-    return code
+        piece = "\n".join(lines)
+        if not piece.strip():
+            lines.clear()
+        elif not is_unfinished(language, piece):
+            lines.clear()
+            yield piece
+
+
+def _piped(language: str) -> Iterator[str]:
+    """Yield the lines of standard input, those of a block together."""
+    lines: list[str] = []
+    for line in sys.stdin:
+        piece = "\n".join(lines)
+        if lines and ends_block(language, piece, line):
+            lines.clear()
+            yield piece
+        lines.append(line.rstrip("\n"))
+        piece = "\n".join(lines)
+        if not piece.strip():
+            lines.clear()
+        elif not is_unfinished(language, piece):
+            lines.clear()
+            yield piece
+    if lines:
+        yield "\n".join(lines)  # whoever runs it says what is missing
 
 
 def _run(link: Link, ref: str, session: str, line: str, timeout: float | None) -> tuple[int, bool]:
@@ -100,6 +137,8 @@ def _run(link: Link, ref: str, session: str, line: str, timeout: float | None) -
             raise AtollError("the command's output ended without a result")
         except KeyboardInterrupt:
             exchange.close()
+            if os.isatty(2):
+                say("")
             beside(link).call(calls.post(calls.shell_path(ref, session, "interrupt"), {}))
             call = calls.attach(ref, str(call.command_id), seen["stdout"], seen["stderr"])
 

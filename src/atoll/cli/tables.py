@@ -51,8 +51,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Any]], empty: str) -> No
 
 def record(fields: Sequence[tuple[str, Any]]) -> None:
     """One thing, a line for each of its fields; empty ones are left out."""
-    shown = [(name, _cell(value, 10_000)) for name, value in fields if value not in (None, "", [], {})]
-    width = max(len(name) for name, _ in shown) + 2
+    given = [(name, value) for name, value in fields if value not in (None, "", [], {})]
+    width = max(len(name) for name, _ in given) + 2
+    shown = [(name, _block(value, width) if _has_lines(value) else _cell(value, 10_000)) for name, value in given]
     text = "\n".join(f"{name.ljust(width)}{coloured(value)}" for name, value in shown)
     write(1, (text + "\n").encode("utf-8", "replace"))
 
@@ -95,6 +96,15 @@ def plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.10g}"
     return "-" if value is None else str(value)
+
+
+def _has_lines(value: Any) -> bool:
+    return isinstance(value, str) and "\n" in value.strip("\n")
+
+
+def _block(text: str, width: int) -> str:
+    """Return lines of text below each other, in the column of the values."""
+    return ("\n" + " " * width).join(safe(text).rstrip("\n").split("\n"))
 
 
 def _cell(value: Any, widest: int = WIDEST) -> str:

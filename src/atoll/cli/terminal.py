@@ -62,7 +62,8 @@ def attach(arguments: Arguments) -> int:
 def _list(link: Link, ref: str) -> int:
     for found in link.call(calls.get(calls.sandbox_path(ref, "commands")))["commands"]:
         if found["pty"] and found["status"] == "running":
-            tell(f"{found['command_id']}  {' '.join(found['argv'])}")
+            line = " ".join(found["argv"])
+            tell(f"{found['command_id']}  {'a shell' if SHELL in line else line}")
     return 0
 
 

@@ -42,6 +42,7 @@ class TerminalBar:
         self._pause = pause
         self._terminal = stream.isatty()
         self._drawn = 0.0
+        self._begin = time.monotonic()
         self._last: tuple[Stage, str] | None = None
         self._begun: set[tuple[Stage, str]] = set()  # of what goes on side by side
 
@@ -80,6 +81,8 @@ class TerminalBar:
             return
         self._drawn = now
         line = f"{progress.stage:<8} "
+        if progress.stage == "build":  # nobody knows how much is left; how long it has taken says that it goes on
+            line += f"{now - self._begin:.0f} s  "
         if progress.total:
             filled = self._width * min(progress.done, progress.total) // progress.total
             line += f"[{'#' * filled}{'.' * (self._width - filled)}] {_size(progress.done)}/{_size(progress.total)} "

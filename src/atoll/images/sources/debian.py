@@ -33,6 +33,7 @@ _KEPT_LINES = 15
 _ERRORS = ("E:", "dpkg: error", "error:")  # how apt, dpkg and mmdebstrap itself begin theirs
 _VARIANTS = ("essential", "apt", "minbase", "standard")
 _APT_SETTINGS = ("Acquire::Check-Valid-Until", "Acquire::Retries", "Acquire::http::Proxy", "Acquire::https::Proxy")
+_DPKG_OPTIONS = ("force-unsafe-io",)  # no waiting for the disk: a build that is cut off is thrown away as a whole
 _SETTINGS_KEPT_INSIDE = ("Acquire::Check-Valid-Until",)
 
 
@@ -53,6 +54,9 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
         )
     sources = machine_sources()
     settings = apt_settings()
+    progress(
+        Progress("build", f"{', '.join(names[:3]) or variant} from Debian packages; this takes one to five minutes")
+    )
     program = _Program(names, sources, settings, variant, progress)
     inside = {key: value for key, value in settings.items() if key in _SETTINGS_KEPT_INSIDE}
     made_of: list[str] = []
@@ -124,6 +128,7 @@ class _Program:
         mode = "root" if os.geteuid() == 0 else "unshare"
         self._argv = ["mmdebstrap", f"--mode={mode}", f"--variant={variant}", "--format=tar"]
         self._argv += [f'--aptopt={key} "{value}"' for key, value in settings.items()]
+        self._argv += [f"--dpkgopt={option}" for option in _DPKG_OPTIONS]
         if packages:
             self._argv.append(f"--include={','.join(packages)}")
         self._argv += ["", "-", *sources]
@@ -225,6 +230,7 @@ def _amend(tree: Path, settings: dict[str, str]) -> None:
     for marker in tree.glob("usr/lib/python3*/EXTERNALLY-MANAGED"):
         marker.unlink()
     (tree / "etc/apt/apt.conf.d/99mmdebstrap").unlink(missing_ok=True)
+    (tree / "etc/dpkg/dpkg.cfg.d/99mmdebstrap").unlink(missing_ok=True)
     texts = {"etc/hostname": "sandbox\n", "etc/resolv.conf": ""}
     if settings and (tree / "etc/apt/apt.conf.d").is_dir():
         texts["etc/apt/apt.conf.d/99atoll"] = "".join(f'{key} "{value}";\n' for key, value in settings.items())

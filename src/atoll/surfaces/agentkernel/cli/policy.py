@@ -64,7 +64,7 @@ def create_fields(arguments: Arguments, project: Project | None, link: Link) -> 
         env.update(_own_environment())
     env.update(dict(arguments.env))
     fields: SandboxFields = {
-        "runtime": runtime(arguments.backend),
+        "runtime": runtime(arguments.backend or arguments.values.get("runtime")),
         "profile": profile,
         "mode": policy.mode,
         "network": not arguments.no_network,

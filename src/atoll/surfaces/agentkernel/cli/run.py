@@ -208,8 +208,10 @@ def _tell_unmounted(argv: list[str]) -> None:
     """The one mistake everybody makes: the file is here and not in there."""
     for word in argv[1:]:
         if word and not word.startswith("-") and len(word) < 4096 and "\0" not in word and os.path.isfile(word):
+            name = program_name()
             say(
-                f"hint: {word} is a file of this machine, which the sandbox does not see: use --profile permissive, "
-                "a --compatibility-mode, or `cp` it into a kept sandbox"
+                f"hint: {word} is a file of this machine, which the sandbox does not see: give it on standard input "
+                f"(`{name} run {argv[0]} - < {word}`), `{name} cp` it into a sandbox that stays, "
+                "or mount this directory with --profile permissive"
             )
             return
