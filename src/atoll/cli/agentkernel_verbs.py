@@ -117,8 +117,8 @@ VERBS = (
         (Flag("as", "NAME", "its name"),),
     ),
     Verb("sandbox exec-list", _AT + "detached:list_all", "SANDBOX", "Commands started with exec -d."),
-    Verb("sandbox exec-logs", _AT + "detached:logs", "SANDBOX ID", "Output of such a command."),
-    Verb("sandbox exec-kill", _AT + "detached:kill", "SANDBOX ID", "End such a command."),
+    Verb("sandbox exec-logs", _AT + "detached:logs", "SANDBOX ID", "Output of a command started with exec -d."),
+    Verb("sandbox exec-kill", _AT + "detached:kill", "SANDBOX ID", "End a command started with exec -d."),
     Verb(
         "replay", _AT + "recording:replay", "FILE", "Play a recorded terminal session.",
         (
