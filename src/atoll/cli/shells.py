@@ -108,11 +108,12 @@ def _piped(language: str) -> Iterator[str]:
         if lines and ends_block(language, piece, line):
             lines.clear()
             yield piece
+        inside = language == "python" and not line.strip()  # a script's functions have empty lines in them
         lines.append(line.rstrip("\n"))
         piece = "\n".join(lines)
         if not piece.strip():
             lines.clear()
-        elif not is_unfinished(language, piece):
+        elif not inside and not is_unfinished(language, piece):
             lines.clear()
             yield piece
     if lines:
