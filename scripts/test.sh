@@ -12,7 +12,14 @@ check_rust() { for crate in guest launcher; do (cd $crate && cargo test --locked
 check_typescript() { [ ! -f sdk/typescript/package.json ] || (cd sdk/typescript && npm test --silent); }
 run_pytest() { .venv/bin/python -m pytest -q "$@"; local code=$?; [ $code = 5 ] || return $code; }
 
-{ check_rust > "$logs/rust" 2>&1 && check_typescript > "$logs/typescript" 2>&1; } &
+check_others() {
+  local bad=0
+  check_rust > "$logs/rust" 2>&1 || bad=1
+  check_typescript > "$logs/typescript" 2>&1 || bad=1
+  return $bad
+}
+
+check_others &
 others=$!
 run_pytest --collect-only > "$logs/collected" 2>&1 || { cat "$logs/collected"; failed=1; }  # compiles them
 run_pytest -n "${JOBS:-4}" --dist worksteal -m "not serial" || failed=1

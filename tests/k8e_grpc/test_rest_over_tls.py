@@ -258,7 +258,7 @@ async def test_strangers_are_bounded(house: TlsHouse, monkeypatch: pytest.Monkey
                 await writer.drain()
     writer.transport.abort()
 
-    monkeypatch.setattr(visits, "STRANGER_SECONDS", 0.3)
+    monkeypatch.setattr(visits, "STRANGER_SECONDS", 1.0)
     reader, writer = await house.connect("http/1.1")
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 60) == b""
@@ -266,7 +266,7 @@ async def test_strangers_are_bounded(house: TlsHouse, monkeypatch: pytest.Monkey
     made = house.keys.create("ci")
     reader, writer = await house.connect("http/1.1")
     writer.write(head("PUT", "/v1/x", authorization(made.secret), "Content-Length: 1000000"))
-    await asyncio.sleep(0.6)
+    await asyncio.sleep(1.6)
     writer.write(bytes(1_000_000))
     assert (await answer(reader))[1]["size"] == 1_000_000
     writer.close()
