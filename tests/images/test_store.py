@@ -193,6 +193,9 @@ def test_everyday_11_what_came_of_it_stays_on_a_terminal() -> None:
     bar(Progress("done", "this is another version"))
     bar.close()
     assert stream.getvalue().endswith("\r\x1b[Kthis is another version\n")
+    assert " 0 s of one to five minutes " in stream.getvalue(), "a build says what to expect"
+    TerminalBar(piped := io.StringIO())(Progress("build", "packages"))
+    assert piped.getvalue() == "build: 0 s of one to five minutes: packages\n"
 
 
 def test_layers_side_by_side_are_one_line_each() -> None:

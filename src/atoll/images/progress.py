@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TextIO
 
+BUILD_TAKES = "one to five minutes"  # of Debian packages, by their number and the machine
+
 Stage = Literal["resolve", "download", "unpack", "build", "done"]
 
 
@@ -55,6 +57,8 @@ class TerminalBar:
         elif self._is_due(progress):
             self._drawn = time.monotonic()
             part = f" {_size(progress.done)}/{_size(progress.total)}" if progress.total else ""
+            if progress.stage == "build":
+                part = f" {self._so_far()}:"
             print(f"{progress.stage}:{part} {printable(progress.text)}", file=self._stream, flush=True)
         self._last = step
         if progress.total:
@@ -67,6 +71,10 @@ class TerminalBar:
             self._begun.add(begun)
             return True
         return time.monotonic() - self._drawn >= self._pause
+
+    def _so_far(self) -> str:
+        """Return how long it has taken. How much is left nobody knows."""
+        return f"{time.monotonic() - self._begin:.0f} s of {BUILD_TAKES}"
 
     def close(self) -> None:
         """Leave the cursor on a fresh line."""
@@ -81,8 +89,8 @@ class TerminalBar:
             return
         self._drawn = now
         line = f"{progress.stage:<8} "
-        if progress.stage == "build":  # nobody knows how much is left; how long it has taken says that it goes on
-            line += f"{now - self._begin:.0f} s  "
+        if progress.stage == "build":
+            line += f"{self._so_far()}  "
         if progress.total:
             filled = self._width * min(progress.done, progress.total) // progress.total
             line += f"[{'#' * filled}{'.' * (self._width - filled)}] {_size(progress.done)}/{_size(progress.total)} "

@@ -54,9 +54,6 @@ def build(packages: Sequence[str], layers: LayerStore, progress: ProgressCallbac
         )
     sources = machine_sources()
     settings = apt_settings()
-    progress(
-        Progress("build", f"{', '.join(names[:3]) or variant} from Debian packages; this takes one to five minutes")
-    )
     program = _Program(names, sources, settings, variant, progress)
     inside = {key: value for key, value in settings.items() if key in _SETTINGS_KEPT_INSIDE}
     made_of: list[str] = []
