@@ -85,4 +85,6 @@ def test_install_run_install_again_and_remove(home: Path, wheel: Path) -> None:
     removed = run(home, "--uninstall", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert [path.name for path in home.iterdir() if path.name not in ("bin", ".local", ".cache", ".rustup")] == []
-    assert not any(path.is_file() or path.is_symlink() for path in home.rglob("*") if not {".cache", ".rustup"} & set(path.parts))
+    assert not any(
+        path.is_file() or path.is_symlink() for path in home.rglob("*") if not {".cache", ".rustup"} & set(path.parts)
+    )

@@ -158,6 +158,8 @@ class Store:
                 f"{path} was written by a newer atoll (schema {version}, this one knows {len(_MIGRATIONS)})",
                 hint="use the newer atoll, or another ATOLL_HOME",
             )
+        if 0 < version < len(_MIGRATIONS):
+            _keep_copy(db, path, version)
         for number in range(version, len(_MIGRATIONS)):
             db.executescript(f"BEGIN; {_MIGRATIONS[number]}; PRAGMA user_version={number + 1}; COMMIT;")
 
@@ -489,3 +491,17 @@ class Store:
 
     def set_meta(self, key: str, value: str) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES(?, ?)", (key, value))
+
+
+def _keep_copy(db: sqlite3.Connection, path: Path, version: int) -> None:
+    """Write the store as an older atoll left it to a file beside it, for who wants to go back. Without room there is none."""
+    copy = path.with_name(f"{path.name}.schema-{version}")
+    copy.unlink(missing_ok=True)
+    try:
+        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        db.execute("VACUUM INTO ?", (str(copy),))
+    except (OSError, StoreFailed) as error:
+        log.warning("no copy of the store was kept before its schema changed: %s", error)
+        copy.unlink(missing_ok=True)
+    else:
+        log.info("the store as schema %d had it is in %s", version, copy)
