@@ -4,13 +4,14 @@ import asyncio
 import errno
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from atoll import errors, model
+from atoll import accounts, errors, model
 from atoll.core.access.principals import Principal
 
 log = logging.getLogger("atoll.http")
@@ -83,16 +84,27 @@ class Exchange:
                 self._query[name] = unquote(value)
         return self._query
 
+    @contextmanager
+    def charged(self, books: accounts.Accounts, owner: str) -> Iterator[None]:
+        """Charge what is held of the body to this owner, until the request is over."""
+        with books.lease(accounts.MEMORY, 0, accounts.owner(owner)) as held:
+            self.scope["state"]["charge"] = held.grow
+            yield
+
+    def charge(self, size: int) -> None:
+        """Charge bytes of the body that are held; raises Exhausted at the sender's cap."""
+        charge = self.scope["state"].get("charge")
+        if charge is not None:
+            charge(size)
+
     async def body(self, limit: int = MAX_JSON) -> bytes:
         """The whole body, charged to its sender where the listener keeps accounts."""
         pieces, size = [], 0
-        charge = self.scope["state"].get("charge")
         async for piece in self.chunks():
             size += len(piece)
             if size > limit:
                 raise errors.TooLarge(f"the request is larger than {limit} bytes")
-            if charge is not None:
-                charge(len(piece))
+            self.charge(len(piece))
             pieces.append(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 

@@ -16,7 +16,6 @@ from typing import Any, cast
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from atoll import accounts
 from atoll.core.access.audited_verbs import SOURCE
 from atoll.core.access.credentials import Doorkeeper, Peer, bearer_of
 from atoll.core.access.principals import Principal
@@ -183,12 +182,8 @@ class _Guard:
         state = exchange.scope["state"]
         who = self._admit(exchange, state)
         SOURCE.set(f"https {state['peer'].address}")
-        held = state["books"].lease(accounts.MEMORY, 0, accounts.owner(who.owner))
-        state["charge"] = held.grow
-        try:
+        with exchange.charged(state["books"], who.owner):
             await self._app(exchange.scope, receive, send)  # which ends a request whose key is taken away
-        finally:
-            held.end()
 
     def _admit(self, exchange: Exchange, state: Scope) -> Principal:
         """The caller; raises for an unknown one, a web page, and one that calls too often."""

@@ -47,7 +47,7 @@ class E2b(Served):
         exchange.who = self.core.keeper.identify(peer, exchange.header(b"x-api-key"))
         found = find(exchange.scope["method"], exchange.parts)
         self.core.keeper.admit(exchange.who, found.kind)
-        with self.core.keeper.watch.during(exchange.who):
+        with self.core.keeper.watch.during(exchange.who), exchange.charged(self.core.accounts, exchange.who.owner):
             await found.handler(self, exchange)
 
     def _signed_for(self, exchange: Exchange, query: dict[str, str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from atoll import accounts, errors
+from atoll import errors
 from atoll.core import Core
 from atoll.core.access.credentials import Peer, bearer_of, require
 from atoll.core.access.principals import Principal
@@ -91,11 +91,7 @@ class McpHttp:
         if exchange.parts != ["mcp"]:
             raise errors.NotFound("MCP is at /mcp")
         who = exchange.who
-        with (
-            self.keeper.watch.during(who),
-            self.core.accounts.lease(accounts.MEMORY, 0, accounts.owner(who.owner)) as held,
-        ):
-            exchange.scope["state"]["charge"] = held.grow
+        with self.keeper.watch.during(who), exchange.charged(self.core.accounts, who.owner):
             await self._route(exchange, receive, send)
 
     def admit(self, exchange: Exchange) -> Principal:

@@ -19,7 +19,9 @@ class Agentkernel(Served):
 
     async def _serve(self, exchange: Exchange) -> None:
         exchange.who = self.settings.admission.check(exchange)
-        await self._find(exchange.scope["method"], exchange.parts)(self, exchange)
+        handler = self._find(exchange.scope["method"], exchange.parts)
+        with exchange.charged(self.core.accounts, exchange.who.owner):
+            await handler(self, exchange)
 
     def _find(self, method: str, parts: list[str]) -> Handler:
         pattern = list(parts)

@@ -31,7 +31,7 @@ async def serve(app: Served, exchange: Exchange, sandbox: str) -> None:
     await app.reach(sandbox, owner, may_resume=True)
     exchange.who = who
     call = Call(app, exchange, who, sandbox)
-    with app.core.keeper.watch.during(who):
+    with app.core.keeper.watch.during(who), exchange.charged(app.core.accounts, owner):
         if parts == ["files"] and method in ("GET", "POST"):
             await _files(call, owner)
         elif parts == ["metrics"] and method == "GET":

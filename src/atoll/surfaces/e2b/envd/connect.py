@@ -195,6 +195,11 @@ class Frames:
             del self._rest[: 5 + size]
             yield flags, payload
 
+    @property
+    def held(self) -> int:
+        """Bytes of the frame that is not whole yet."""
+        return len(self._rest)
+
     def finish(self) -> None:
         """Raise when the last frame was cut."""
         if self._rest:
@@ -202,13 +207,16 @@ class Frames:
 
 
 async def read_frames(exchange: Exchange) -> AsyncIterator[Fields]:
-    """The messages of a client's stream as they come."""
-    frames = Frames()
+    """The messages of a client's stream as they come. The longest that was not whole at a time is charged."""
+    frames, charged = Frames(), 0
     async for data in exchange.chunks():
         for flags, payload in frames.feed(data):
             if flags & END:
                 return
             yield decode(payload)
+        if frames.held > charged:
+            exchange.charge(frames.held - charged)
+            charged = frames.held
     frames.finish()
 
 
