@@ -5,7 +5,7 @@ PY := .venv/bin/python
 BIN := src/atoll/_bin
 .DEFAULT_GOAL := help
 
-.PHONY: dist bundle help setup bytecode hello test test-long lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
+.PHONY: dist bundle help setup bytecode hello test test-long test-kubernetes lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -80,6 +80,9 @@ test: setup system-test pod-agent ## every test: Rust, Python, TypeScript
 
 test-long: setup system-test pod-agent ## the same tests with the full counts
 	@ATOLL_TEST_LONG=1 scripts/test.sh
+
+test-kubernetes: setup pod-agent ## tests on a real cluster, made and removed here; building it once takes 15 minutes
+	@scripts/test-kubernetes.sh
 
 bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about ten minutes
 	@$(PY) -m bench
