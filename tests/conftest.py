@@ -2,12 +2,16 @@
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from lab import probes
 from lab.sandboxes import RUNTIMES, Lab
 
 import atoll
+
+if TYPE_CHECKING:
+    from lab.kubernetes import TestCluster
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,3 +60,14 @@ def sandbox(lab: Lab) -> Iterator[atoll.Sandbox]:
         pytest.skip(f"container: {why}")
     with lab.sandbox(runtime="container") as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def test_cluster(tmp_path_factory: pytest.TempPathFactory) -> "TestCluster":
+    """The cluster that `make test-kubernetes` has started, with the chart's pools in it."""
+    from lab.kubernetes import TestCluster, need_cluster
+
+    need_cluster()
+    found = TestCluster(tmp_path_factory.mktemp("cluster"))
+    found.install()
+    return found

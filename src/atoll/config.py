@@ -48,10 +48,25 @@ class Daemon(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     log_level: str = "info"
 
 
-class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How sandboxes are started."""
+class Kubernetes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The cluster in which sandboxes are pods (docs/kubernetes.md)."""
 
+    namespace: Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] = "sandbox-matrix"
+    kubeconfig: str = ""  # empty: $KUBECONFIG, ~/.kube/config, or the service account of the gateway's pod
+    context: str = ""
+    key_file: str = ""  # empty: kubernetes.key in the home
+    lease_s: Annotated[float, Meta(ge=60)] = 3600.0  # a sandbox lives so long after the last gateway
+    start_s: Annotated[float, Meta(gt=0)] = 120.0  # a claim may take so long to become ready
+    unreachable_s: Annotated[float, Meta(gt=0)] = 30.0  # an agent may be away so long
+    runtimes: dict[str, str] = field(default_factory=dict)  # runtime: RuntimeClass
+
+
+class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Where sandboxes live, and how they are started."""
+
+    kind: Literal["local", "kubernetes"] = "local"
     container_engine: Literal["auto", "runc", "crun", "direct"] = "auto"  # direct: the launcher itself
+    kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
 
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lab import orphans
 from lab.backend import children, host_rootfs, inherited
-from lab.contract import PLACES, Place, microvm
+from lab.contract import IN_CLUSTER, PLACES, Place, PlaceInCluster, microvm
 from lab.waiting import eventually
 
 from atoll.backends.local.layers import Rootfs
@@ -25,12 +25,16 @@ def probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("probes")
 
 
-@pytest.fixture(params=PLACES)
+@pytest.fixture(params=[*PLACES, *(pytest.param(name, marks=pytest.mark.kubernetes) for name in IN_CLUSTER)])
 async def place(request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs, probes: Path) -> AsyncIterator[Place]:
     """A backend with a home of its own, for each runtime. After the test nothing may be left of it."""
     wanted = os.environ.get("ATOLL_TEST_RUNTIMES", "").replace(",", " ").split()
     if wanted and request.param not in wanted:
         pytest.skip("not asked for")
+    if request.param in IN_CLUSTER:
+        async for found in place_in_cluster(request, tmp_path, rootfs):
+            yield found
+        return
     if request.param != "plain" and os.geteuid() != 0:
         pytest.skip("needs root")
     if request.param == "gvisor" and shutil.which("runsc") is None:
@@ -50,3 +54,18 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs, 
             await found.clear()
         await eventually(found.nothing_left, "nothing is left")
         await found.backend.close()
+
+
+async def place_in_cluster(
+    request: pytest.FixtureRequest, tmp_path: Path, rootfs: Rootfs
+) -> AsyncIterator[PlaceInCluster]:
+    """A gateway of the test cluster. After the test nothing may be left but the pools."""
+    cluster = request.getfixturevalue("test_cluster")
+    found = PlaceInCluster(tmp_path, request.param, rootfs, tmp_path, cluster=cluster)
+    await found.open()
+    try:
+        yield found
+    finally:
+        await found.clear()
+    await eventually(found.nothing_left, "nothing is left")
+    await found.backend.close()

@@ -11,6 +11,7 @@ from lab.plain_backend import PlainBackend, plain_core
 from lab.waiting import eventually
 
 from atoll import errors
+from atoll.backends.contract import Capabilities
 from atoll.config import Config, Sandboxes
 from atoll.core import Core
 from atoll.core.access.principals import Principal, local, peer
@@ -57,6 +58,21 @@ async def test_what_the_runtime_cannot_do_is_refused_before_anything_is_made(pla
     plainly = await plain.sandboxes.create(who, HERE)  # the default list gives way
     assert plainly.policy["network"] == "none" and plainly.policy["enforced"] is False
     assert [row["id"] for row in plain.store.living()] == [parent.id, plainly.id]
+
+
+async def test_where_no_disk_is_kept_stop_is_refused_and_a_fault_is_the_end(plain: Core, who: Principal) -> None:
+    """Nobody loses files by a verb that promises to keep them."""
+    backend = plain.backend
+    assert isinstance(backend, PlainBackend)
+    backend.can = Capabilities(keeps_disk=False)
+    with pytest.raises(errors.Unsupported, match="keeps no files"):
+        await plain.sandboxes.create(who, CreateSandbox(workdir="/tmp", persistent=True))
+    made = await plain.sandboxes.create(who, CreateSandbox(workdir="/tmp", keep=True))
+    with pytest.raises(errors.Unsupported, match="keeps no files"):
+        await plain.sandboxes.stop(who, made.id)
+    assert (await plain.sandboxes.get(who, made.id)).state == "running"
+    await plain.sandboxes.retire(made.id, "oom", "out of memory")
+    assert (await plain.sandboxes.get(who, made.id)).state == "ended"
 
 
 async def test_a_half_made_sandbox_is_not_seen(plain: Core, who: Principal) -> None:

@@ -6,7 +6,7 @@ import shutil
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,7 +23,11 @@ from lab.backend import NOTHING, PATIENCE, SMALL, census, image_of, local_backen
 from lab.plain_backend import PlainBackend
 from lab.toy_runtime import Toy
 
+if TYPE_CHECKING:
+    from lab.kubernetes import TestCluster
+
 PLACES = ("container", "gvisor", "toy", "plain", "microvm")
+IN_CLUSTER = {"kubernetes": "container", "kubernetes-gvisor": "gvisor"}  # place: runtime
 ENV = {"PATH": "/usr/bin:/bin"}
 
 
@@ -41,6 +45,15 @@ class Place:
     @property
     def local(self) -> bool:
         return self.name != "plain"
+
+    @property
+    def plain(self) -> bool:
+        """Sandboxes are processes without limits, disks or marks."""
+        return self.name == "plain"
+
+    @property
+    def freezes(self) -> bool:
+        return True
 
     @property
     def runtime(self) -> str:
@@ -111,6 +124,45 @@ def microvm() -> Microvm:
     """With the kernels of this machine, or of a directory in which packages were unpacked."""
     top = Path(os.environ.get("ATOLL_TEST_MICROVM", "/"))
     return Microvm(boot=top / "boot", modules=top / "lib" / "modules")
+
+
+@dataclass
+class PlaceInCluster(Place):
+    """A gateway of the test cluster. Its sandboxes live in pods of one pool."""
+
+    cluster: "TestCluster | None" = None
+
+    @property
+    def local(self) -> bool:
+        return False
+
+    @property
+    def freezes(self) -> bool:
+        return False
+
+    @property
+    def runtime(self) -> str:
+        return IN_CLUSTER[self.name]
+
+    async def open(self, *, links: bool = False) -> Backend:
+        from atoll.backends.kubernetes import KubernetesBackend
+
+        assert self.cluster is not None
+        self.backend = KubernetesBackend(self.cluster.settings())
+        await self.backend.start(NetworkEvents())
+        await self.backend.pick(self.runtime)
+        return self.backend  # type: ignore[no-any-return]
+
+    async def connected(self) -> Policy:
+        pytest.skip((await self.backend.network()).why)
+
+    def spec(self, **fields: Any) -> BoxSpec:
+        base = BoxSpec(new_id(), Image("host"), self.runtime, limits=SMALL, boot={"env": ENV}, base_env=ENV)
+        return replace(base, **fields)
+
+    def nothing_left(self) -> bool:
+        assert self.cluster is not None
+        return self.cluster.nothing_left()
 
 
 async def run(box: Box, *argv: str, name: str = "", **fields: Any) -> tuple[int | None, str]:

@@ -39,6 +39,7 @@ from atoll.model import Policy
 from lab import orphans
 
 AGENT = binaries.guest()
+DEFAULT = Capabilities()
 AGENTS: set[int] = set()  # of every box of this process
 
 
@@ -54,7 +55,7 @@ class PlainImages:
 
 
 class PlainBox:
-    def __init__(self, record: dict[str, Any]) -> None:
+    def __init__(self, record: dict[str, Any], can: Capabilities = DEFAULT) -> None:
         self.id: str = record["id"]
         self.record = record
         self.frozen = False
@@ -62,7 +63,7 @@ class PlainBox:
             self.id, "container", limits=Limits.from_json(record["limits"]), shown={"pid": record["pid"]}
         )
         self.client = GuestClient(self.connect, host_secret=record["host_secret"], agent_secret=record["agent_secret"])
-        self.capabilities = Capabilities()
+        self.capabilities = can
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_unix_connection(self.record["socket"])
@@ -132,6 +133,7 @@ class PlainBackend:
         self.gate: asyncio.Event | None = None
         self.destroyed: list[str] = []
         self.network_works = False  # says that lists of hosts can be enforced, although its runtime enforces none
+        self.can = DEFAULT
         self.boxes: dict[str, PlainBox] = {}
         directory.mkdir(exist_ok=True)
 
@@ -188,7 +190,7 @@ class PlainBackend:
         AGENTS.add(pid)
         record = {"id": spec.id, "pid": pid, "started": started, "socket": str(path), **secret}
         record["limits"] = spec.limits.to_json()
-        self.boxes[spec.id] = PlainBox(record)
+        self.boxes[spec.id] = PlainBox(record, self.can)
         return self.boxes[spec.id]
 
     async def adopt(self, record: Record, policy: Policy, *, keep_disk: bool = False) -> PlainBox | None:
@@ -236,7 +238,7 @@ class PlainBackend:
         return None
 
     def capabilities(self, runtime: str) -> Capabilities:
-        return Capabilities()
+        return self.can
 
     async def pick(self, runtime: str) -> str:
         if runtime not in ("auto", "container"):

@@ -146,16 +146,25 @@ class Capabilities:
     host_ports: bool = False  # ports of the caller's machine from inside
     shared_workspace: bool = False  # two sandboxes on one workspace
     checkpoint: bool = False  # memory and processes can be kept while it is stopped
+    keeps_disk: bool = True  # files can be kept while it is stopped
     policy: Literal["broker", "cluster", "none"] = "none"  # what enforces a list of hosts
 
     def check(
-        self, runtime: str, *, mounts: bool = False, ports: bool = False, shared: bool = False, hosts: bool = False
+        self,
+        runtime: str,
+        *,
+        mounts: bool = False,
+        ports: bool = False,
+        shared: bool = False,
+        hosts: bool = False,
+        kept: bool = False,
     ) -> None:
         """Raise Unsupported when one of these is asked of a runtime that cannot do it."""
         wanted = (
             (mounts and not self.host_mounts, "mounts no directories of the host", "copy the files into it"),
             (ports and not self.host_ports, "reaches no ports of the host", "leave them out"),
             (shared and not self.shared_workspace, "shares no workspace with another sandbox", ""),
+            (kept and not self.keeps_disk, "keeps no files of a stopped sandbox", "copy them out of it"),
             (hosts and self.policy == "none", "enforces no list of hosts", "use --no-network"),
         )
         for lacking, what, instead in wanted:

@@ -22,7 +22,7 @@ from atoll import config, errors
 from atoll.backends.contract import Backend, NetworkEvents
 from atoll.backends.local.kernel import delegation, rootless
 from atoll.core import Core
-from atoll.core.policy.images import Images
+from atoll.core.policy.images import Images, PodImages
 from atoll.core.store.sqlite import StoreFailed
 from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
@@ -236,6 +236,24 @@ def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
     )
 
 
+def kubernetes_backend(home: Path, settings: config.Config) -> Backend:
+    from atoll.backends.kubernetes import KubernetesBackend, Settings
+
+    chosen = settings.backend.kubernetes
+    return KubernetesBackend(
+        Settings(
+            Path(chosen.key_file) if chosen.key_file else home / "kubernetes.key",
+            chosen.namespace,
+            chosen.kubeconfig,
+            chosen.context,
+            chosen.lease_s,
+            chosen.start_s,
+            chosen.unreachable_s,
+            chosen.runtimes,
+        )
+    )
+
+
 def local_images(home: Path, settings: config.Config) -> Images:
     from atoll.core.policy.images import StoredImages
 
@@ -244,9 +262,11 @@ def local_images(home: Path, settings: config.Config) -> Images:
 
 async def serve(home: Path, grpc: list[str] | None = None) -> None:
     settings = config.load(home)
-    backend = local_backend(home, settings)
+    in_cluster = settings.backend.kind == "kubernetes"
+    backend = (kubernetes_backend if in_cluster else local_backend)(home, settings)
+    images: Images = PodImages() if in_cluster else local_images(home, settings)
     try:
-        core = Core(home, backend, local_images(home, settings), settings)
+        core = Core(home, backend, images, settings)
     except StoreFailed as failed:
         if not failed.damaged:
             raise
@@ -285,8 +305,9 @@ def main(arguments: list[str] | None = None) -> int:
     grpc = None if given.grpc is None else [address for address in given.grpc if address != "default"]
     os.umask(0o077)
     try:
-        delegation.ensure(home)
-        rootless.enter(home / "run")
+        if config.load(home).backend.kind == "local":
+            delegation.ensure(home)
+            rootless.enter(home / "run")
         prepare_home(home)
         lock = take_lock(home)
         start_log(home, config.load(home).daemon.log_level)

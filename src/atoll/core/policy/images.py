@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HOST = "host"
 AUTO = "auto"  # as an image's name: the one the program means
+POD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEPT = 64
 DEFAULTS = config.Images()
 LOOK_AGAIN = 5.0  # seconds after which the `host` image is compared with the machine again, beside the caller
@@ -283,3 +284,14 @@ def as_step(progress: "Progress") -> ImageStep:
     """Return a step as it is sent to callers."""
     stage: Stage = {"stage": progress.stage, "text": progress.text, "done": progress.done, "total": progress.total}
     return {"progress": stage}
+
+
+class PodImages:
+    """Images of a cluster's pools, which the cluster fetches. A name is passed on as it is; `auto` is the default pool's."""
+
+    room: Callable[[], int] | None = None
+
+    async def choose(
+        self, name: str, program: str | None = None, digest: str | None = None, guest: str | None = None
+    ) -> Chosen:
+        return Chosen(HOST if name == AUTO else name, {"PATH": POD_PATH})

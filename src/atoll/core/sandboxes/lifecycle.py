@@ -119,7 +119,11 @@ class Lifecycle:
             self.tasks.spawn(self._remove(live.box.record))
 
     async def rest(self, live: Live, kind: str, detail: str, by: str) -> None:
-        """End its processes and keep its disk."""
+        """End its processes and keep its disk. Where disks are not kept, time and faults end it, and nobody can stop it."""
+        if not live.box.capabilities.keeps_disk:
+            if kind == "stopped":
+                live.box.capabilities.check(live.box.facts.runtime, kept=True)
+            return await self.end(live.id, kind, detail, by)
         async with live.changing:
             if live.state in ("ended", "ending", "stopped"):
                 return

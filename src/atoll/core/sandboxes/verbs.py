@@ -347,7 +347,9 @@ class Sandboxes(Part, Lifecycle):
         runtime = await self.boxes.runtime(spec.runtime)
         policy: StoredPolicy = {"isolation": isolation, **await self.network.policy(spec, runtime)}
         can = self.backend.capabilities(runtime)
-        can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None)
+        # A session's files are kept where that can be; who asks for it by name is refused where it cannot.
+        kept = (spec.persistent and not spec.keep) or spec.at_expiry != "destroy"
+        can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None, kept=kept)
         plan = await self.boxes.plan(spec, who)
         row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent, request)
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
