@@ -254,7 +254,7 @@ impl Peer {
         if !self.known {
             self.early += count;
             if self.early > MOST_EARLY {
-                return Err(ErrorKind::FileTooLarge.into());
+                return Err(io::Error::other("too much before the handshake was over"));
             }
         }
         let mut piece = scratch.get(..count).unwrap_or_default();
@@ -321,10 +321,9 @@ impl Peer {
     }
 
     fn is_over(&self) -> bool {
-        let delivered = self.inward.is_empty();
-        (self.closing && !self.tls.wants_write())
-            || (self.ended && delivered && self.known)
-            || (self.ended && !self.known)
+        let sent = self.closing && !self.tls.wants_write();
+        let delivered = self.ended && (self.inward.is_empty() || !self.known);
+        sent || delivered
     }
 
     fn wanted(&self) -> [u32; 2] {
