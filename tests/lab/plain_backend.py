@@ -38,7 +38,7 @@ from atoll.guest import GuestClient
 from atoll.model import Policy
 from lab import orphans
 
-AGENT = binaries.guest()
+AGENT = Path(os.environ.get("ATOLL_TEST_AGENT") or binaries.guest())  # one of another machine, under emulation
 DEFAULT = Capabilities()
 AGENTS: set[int] = set()  # of every box of this process
 
