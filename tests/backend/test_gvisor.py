@@ -230,7 +230,7 @@ async def test_older_builds_work(backend: LocalBackend, rootfs, reachable: Path,
     engine, program = OLDER[year]
     if not _is_of(year, program):
         pytest.skip(f"no build of {year} here")
-    program = shutil.copy(program, reachable / "runsc")
+    program = str(shutil.copy(program, reachable / "runsc"))
     box = await backend._create(spec_for(rootfs), Engine(Gvisor(), engine, program))
     sandbox = Sandbox(backend, box)
     try:
