@@ -13,8 +13,10 @@ from .conftest import WAIT, Cli
 
 
 def gone(pid: int) -> bool:
+    """Whether it has ended with all its threads: the last of them closes its sockets."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        is_dead = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return is_dead and len(os.listdir(f"/proc/{pid}/task")) == 1
     except OSError:
         return True
 

@@ -97,7 +97,7 @@ def unsent(path: str, call: Call, why: str, acted: bool) -> AtollError:
 
 def is_quiet(descriptor: int) -> bool:
     """Whether an idle connection is alive: readable while nothing was asked means it was closed, or is out of step."""
-    return wait_ready(descriptor, 0) == (False, False)
+    return not any(wait_ready(descriptor, 0))
 
 
 def frame_value(call: Call, kind: int, payload: bytes) -> Frame:

@@ -44,13 +44,14 @@ def _lock_first_byte(descriptor: int) -> None:
     msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)  # type: ignore[attr-defined]
 
 
-def wait_ready(descriptor: int, timeout: float | None, *, write: bool = False) -> tuple[bool, bool]:
-    """Whether a socket can be read (or was closed), and whether it can be written. Both are False after the time."""
+def wait_ready(descriptor: int, timeout: float | None, *, write: bool = False) -> tuple[bool, bool, bool]:
+    """Whether a socket can be read, can be written, and is broken or closed. All are False after the time."""
     if hasattr(select, "poll"):
         poll = select.poll()
         poll.register(descriptor, select.POLLIN | (select.POLLOUT if write else 0))
         events = poll.poll(None if timeout is None else timeout * 1000)
         seen = events[0][1] if events else 0
-        return bool(seen & ~select.POLLOUT), bool(seen & select.POLLOUT)
+        over = select.POLLHUP | select.POLLERR | select.POLLNVAL
+        return bool(seen & select.POLLIN), bool(seen & select.POLLOUT), bool(seen & over)
     readable, writable, broken = select.select([descriptor], [descriptor] if write else [], [descriptor], timeout)
-    return bool(readable or broken), bool(writable)
+    return bool(readable), bool(writable), bool(broken)

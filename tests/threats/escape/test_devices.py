@@ -5,7 +5,7 @@ import os
 from atoll import Sandbox
 
 NODES = {"full", "null", "ptmx", "random", "tty", "urandom", "zero"}
-PLACES = {"fd", "mqueue", "pts", "shm", "stderr", "stdin", "stdout", "core", "net", "console"}
+PLACES = {"fd", "mqueue", "pts", "shm", "stderr", "stdin", "stdout", "core", "net", "console", "char"}
 OWN = {
     "gvisor": {"fuse", "tun"}
 }  # devices of gVisor's own kernel; the host's are not involved, and using them needs rights nobody has

@@ -43,8 +43,8 @@ for pid in [int(p) for p in os.listdir('/proc') if p.isdigit()]:
 print(json.dumps([sorted(found), looked]))
 """
 STARVE = "attempt('limits', lambda: libc.prlimit(pid, 7, (ctypes.c_ulong * 2)(8, 8), None) == 0)"
-# gVisor shows the environment of every process to every user of the sandbox: SECURITY.md.
-SHOWN = {"container": [], "gvisor": ["environ"]}
+# gVisor builds before 2026 show the environment of every process to every user of the sandbox: SECURITY.md.
+SHOWN = {"container": ([],), "gvisor": ([], ["environ"])}
 
 
 def test_another_user_reaches_nothing_of_roots(lab: Lab, runtime: str) -> None:
@@ -55,7 +55,7 @@ def test_another_user_reaches_nothing_of_roots(lab: Lab, runtime: str) -> None:
         made.start(["python3", "-c", HOLD], env={"SECRET": "canary"}, user="root")
         until(lambda: made.files.exists("/tmp/ready"), "root's command holds something")
         found, looked = json.loads(made.exec(["python3", "-c", REACH.replace("STARVE", STARVE)], user="1000").stdout)
-        assert found == SHOWN[runtime] and looked >= 3
+        assert found in SHOWN[runtime] and looked >= 3
         own, _ = json.loads(made.exec(["python3", "-c", REACH.replace("STARVE", "")], user="root").stdout)
         assert {"environ", "signal"} <= set(own), own  # control: root itself reaches its own
         assert made.run("print('as ever')").stdout == "as ever\n"

@@ -197,10 +197,10 @@ def send_until_answered(sock: Socket, data: bytes, timeout: float | None, is_ans
     """Send all of it; False when the peer answered before. `is_answer` says whether what can be read is one."""
     view = memoryview(data)
     while view:
-        readable, writable = wait_ready(sock.fileno(), timeout, write=True)
-        if not readable and not writable:
+        readable, writable, broken = wait_ready(sock.fileno(), timeout, write=True)
+        if not (readable or writable or broken):
             raise TimeoutError
-        if readable and is_answer():
+        if broken or (readable and is_answer()):
             return False
         if not writable:
             continue
