@@ -36,7 +36,7 @@ class Worker:
         script = Path(worker.__file__)
         env = {key: value for key, value in os.environ.items() if not key.startswith(("ATOLL_", "PYTHON", "K8E_"))}
         self._process = subprocess.Popen(
-            [revision.python, str(script), str(revision.tree), str(home), runtime, str(ROOT / "tests" / "perf_guard")],
+            [revision.python, str(script), str(revision.tree), str(home), runtime, str(ROOT / "tests" / "lab")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, text=True, cwd="/",
         )  # fmt: skip
         try:
