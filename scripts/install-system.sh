@@ -41,7 +41,7 @@ typescript() {
 if [ ${#missing[@]} -eq 0 ]; then typescript; exit 0; fi
 
 if command -v apt-get >/dev/null 2>&1; then
-  install="apt-get install -y --no-install-recommends ${missing[*]}"
+  install="apt-get -o DPkg::Lock::Timeout=300 install -y --no-install-recommends ${missing[*]}"
   update="apt-get update"
 elif command -v dnf >/dev/null 2>&1; then
   install="dnf install -y ${missing[*]}"; update=true
