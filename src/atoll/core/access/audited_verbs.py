@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
@@ -152,6 +153,7 @@ class Auditing:
         self._sandboxes = sandboxes
         self._day = 0  # since 1970: a key's audit bytes are counted for one day
         self._counted: set[str] = set()
+        self.counts: Counter[tuple[str, str]] = Counter()  # verb and result -> how often since the daemon started
 
     async def record(self, name: str, who: Principal, work: Awaitable[Answer], **given: Any) -> Answer:
         """Do the work of a verb that no part of core has a method for, as a method with `@verb(name)` would."""
@@ -199,6 +201,7 @@ class Auditing:
 
     def end(self, entry: Begun, result: str, answer: Any = None) -> None:
         """Record how a verb ended."""
+        self.counts[entry["action"], result] += 1
         made = getattr(answer, "id", None)
         if not entry["sandbox"] and isinstance(made, str):
             entry = {**entry, "sandbox": made}

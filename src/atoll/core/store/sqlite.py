@@ -337,6 +337,11 @@ class Store:
         (count,) = self._db.execute("SELECT count(*) FROM sandbox WHERE state != 'ended'").fetchone()
         return int(count)
 
+    def count_by_state(self) -> dict[str, int]:
+        """How many sandboxes are in each state; those that have ended are not counted."""
+        rows = self._db.execute("SELECT state, count(*) FROM sandbox WHERE state != 'ended' GROUP BY state")
+        return {str(state): int(count) for state, count in rows}
+
     def purge(self) -> list[str]:
         """Forget what ended long ago, and of each owner all but the newest that ended; the ids, so that their files can go too."""
         ids = [
