@@ -3,6 +3,10 @@
 gVisor builds the filter of an OCI configuration anew at each start, which takes longer than all of the agent's own start, and makes
 EPERM of every error such a filter names. Its kernel takes a ready program as any Linux does. The agent installs this one before it
 listens to anybody, so everything that ever runs in the sandbox is under it.
+
+The `seccompiler` crate cannot express these programs: its filter has two actions, one for a match and one for all else, where these
+answer EPERM, ENOSYS and others side by side; it compares one number at a time, where these search ranges; and it kills a process that
+calls by another architecture, where `program` answers EPERM.
 """
 
 import errno
