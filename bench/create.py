@@ -56,7 +56,7 @@ def one(lab: Lab, runtime: str) -> list[Contender]:
 
 
 def network(lab: Lab) -> list[Contender]:
-    """What a network adds to a cold create."""
+    """Measure what a network adds to a cold create."""
     runtime = lab.runtimes[0]
     without, having = Maker(lab, runtime, cold=True), Maker(lab, runtime, cold=True, network=True)
     return [

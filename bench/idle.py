@@ -1,4 +1,4 @@
-"""What sandboxes cost that do nothing: memory and CPU of one, of a thousand at once; and the list of a thousand stopped ones."""
+"""Cost of idle sandboxes: memory and CPU of one, of a thousand at once; and the list of a thousand stopped ones."""
 
 import subprocess
 import time
@@ -35,7 +35,7 @@ class Crowd:
 
 
 def memory(lab: Lab, runtime: str) -> list[Contender]:
-    """Of a few sandboxes: made cold, which have no interpreter; from the pool, where Python waits; and just after Python was used."""
+    """Measure a few sandboxes: made cold, which have no interpreter; from the pool, where Python waits; and just after Python was used."""
     return [
         Contender("atoll", partial(_memory, lab, runtime, cold=True, runs=0, rest=SETTLE)),
         Contender("atoll with a warm Python", partial(_memory, lab, runtime, cold=False, runs=1, rest=COOLED)),

@@ -15,7 +15,7 @@ HIGHER_IS_BETTER = ("MB/s", "per s")
 
 @dataclass(frozen=True)
 class Goal:
-    """What a contender should reach: a ratio to the baseline, a figure of its own, or so much more than the baseline."""
+    """The goal of a contender: a ratio to the baseline, a figure of its own, or so much more than the baseline."""
 
     kind: Literal["ratio", "most", "least", "extra"]
     value: float
@@ -74,7 +74,7 @@ def worst_percent(figures: list[float], unit: str) -> float:
 
 
 def figure_of(unit: str, size: int, seconds: float, returned: object) -> float:
-    """What one round counts for, from the time it took and what it returned."""
+    """Return the figure of one round, from the time it took and the value it returned."""
     given = float(returned) if isinstance(returned, (int, float)) and not isinstance(returned, bool) else None
     if unit == "ms":
         return (seconds if given is None else given) * 1000

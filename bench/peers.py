@@ -1,4 +1,4 @@
-"""What a user would pick instead: each peer runs one program in a place of its own. Each is tried once before it counts."""
+"""Peers that a user would pick instead: each peer runs one program in a place of its own. Each is tried once before it counts."""
 
 import os
 import shlex

@@ -1,4 +1,4 @@
-"""What processes cost: memory of a sandbox by its control group, and CPU time of a whole process tree."""
+"""Cost of processes: memory of a sandbox by its control group, and CPU time of a whole process tree."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ def pss(pids: set[int]) -> float:
 
 
 def kernel_memory(ident: str) -> float:
-    """What the kernel charged to the sandbox's group for itself, in MB; v1 and v2 call it differently."""
+    """Return the memory the kernel charged to the sandbox's group for itself, in MB; v1 and v2 name it differently."""
     for group in groups_of(ident):
         if said := _read(group / "memory.kmem.usage_in_bytes"):
             return int(said) / MB

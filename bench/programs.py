@@ -23,7 +23,7 @@ def find(program: str) -> str:
 
 
 def run(argv: list[str], **options: Any) -> "subprocess.CompletedProcess[bytes]":
-    """What it said last on stderr is in the error when it fails."""
+    """Run a program. When it fails, the error holds its last words on stderr."""
     if "input" not in options:
         options["stdin"] = subprocess.DEVNULL
     done = subprocess.run(argv, capture_output=True, **options)

@@ -1,4 +1,4 @@
-"""What a run found, as plain values: written to and read from results.json, so that documents can be made again without a run."""
+"""Results of a run, as plain values: written to and read from results.json, so that documents can be made again without a run."""
 
 import os
 import platform

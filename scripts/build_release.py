@@ -24,7 +24,7 @@ import tomlkit
 ROOT = Path(__file__).resolve().parent.parent
 MACHINES = ("x86_64", "aarch64")
 CRATES = {"guest": "atoll-guest", "launcher": "atoll-launch"}
-# What a machine without sandboxes has no use for; tests/install shows that the client imports none of it.
+# Parts that a machine without sandboxes has no use for; tests/install shows that the client imports none of it.
 NOT_CLIENT = ("server", "core", "backends", "egress", "guest", "images", "_bin")
 EPOCH = "1767225600"  # the time of every file in the archives
 
@@ -111,7 +111,7 @@ def hatch(kind: str, tree: Path, output: Path, **env: str) -> None:
 
 
 def bill_of_materials(version: str) -> dict[str, Any]:
-    """What the release is made of, as CycloneDX 1.5: every package of the lock files with version and hash."""
+    """Return the bill of materials of the release as CycloneDX 1.5: every package of the lock files with version and hash."""
     parts = [
         _crate(crate, one)
         for crate in CRATES

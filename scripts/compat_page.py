@@ -1,4 +1,4 @@
-"""What the pages of docs/compat have in common: a table of promises with the files that test each, and writing or checking a page."""
+"""Parts that the pages of docs/compat share: a table of promises with the files that test each, and writing or checking a page."""
 
 import sys
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ def compare(pairs: Sequence[Pair], *, seed: int = 1, resamples: int = RESAMPLES)
 
 
 def order(turn: int) -> tuple[int, int]:
-    """Which side goes first: 0 is the old one. A B, B A, A B, ..."""
+    """Return which side goes first: 0 is the old one. A B, B A, A B, ..."""
     return (0, 1) if turn % 2 == 0 else (1, 0)
 
 

@@ -282,7 +282,7 @@ ROWS: dict[str, Callable[[Side], Steps]] = {
 
 
 def count(side: Side, tracing: Any) -> dict[str, float]:
-    """What tests/perf_guard counts, with its counters: system calls, programs and processes, the same on a slow machine."""
+    """Count what tests/perf_guard counts, with its counters: system calls, programs and processes, the same on a slow machine."""
     daemon, rounds, starts = int(side.health()["pid"]), 20, f"trace={tracing.STARTING}"
     for _ in range(5):
         side.box.exec(["/bin/true"])

@@ -7,7 +7,7 @@ use crate::{affinity, filter, hosts, sys};
 
 pub const MAX_BOOT: usize = 1024 * 1024;
 
-/// What the host says once, over fd 0.
+/// The host's first message, over fd 0.
 #[derive(Debug, Default)]
 pub struct Boot {
     pub sandbox: String,

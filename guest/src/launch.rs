@@ -60,7 +60,7 @@ pub struct Terminal {
     pub echo: bool,
 }
 
-/// What every launch shares: the base environment, and the accounts as last read.
+/// State that every launch shares: the base environment, and the accounts as last read.
 pub struct Launcher {
     pub env: Env,
     /// Soft and hard limit of open files for processes; the agent itself has more.
@@ -136,7 +136,7 @@ impl Launcher {
         })
     }
 
-    /// What a request that asks for nothing would start with, but for the program.
+    /// Returns the settings of a request that asks for nothing, without its program.
     pub fn plain(&mut self) -> Result<Spec, OpError> {
         let nothing = vec![("id".into(), "plain".into()), ("shell".into(), "true".into())];
         Ok(self.plan(&Req::new(nothing))?.spec)
@@ -383,7 +383,7 @@ pub fn resize(master: &OwnedFd, size: Size) -> Result<(), OpError> {
     Ok(())
 }
 
-/// What a failed start means to the caller.
+/// Translates a failed start into the caller's error.
 pub fn start_error(report: Report, programs: &[CString], name: &[u8]) -> OpError {
     let Report::Failed { stage, errno } = report else { return OpError::new("internal", "unexpected report") };
     let name = String::from_utf8_lossy(name).into_owned();

@@ -1,4 +1,4 @@
-//! What an operation sees: its request with typed getters, its errors, and the stream it speaks on.
+//! An operation's view: its request with typed getters, its errors, and the stream it speaks on.
 
 use rmpv::Value;
 use std::ffi::OsString;
@@ -102,7 +102,7 @@ fn code_of_errno(errno: i32) -> &'static str {
     }
 }
 
-/// What a blocking operation may do on its stream. The agent implements it over the bridge to its event loop.
+/// Stream operations open to a blocking operation. The agent implements it over the bridge to its event loop.
 pub trait OpIo: Send {
     /// Sends an EVENT. Blocks while too much is queued; `cancelled` when the stream is gone.
     fn event(&mut self, value: Value) -> Result<(), OpError>;

@@ -28,7 +28,7 @@ pub struct Out {
     large: bool,
 }
 
-/// What a read from the process gave.
+/// The result of a read from the process.
 #[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub enum Got {
     Data,

@@ -10,7 +10,7 @@ use std::ffi::CString;
 use crate::launch::Env;
 
 const LONGEST: usize = 4096;
-/// What bash itself understands as a first word. A name with a slash is never one of these.
+/// Words that bash itself understands as a first word. A name with a slash is never one of these.
 const OWN: &str = "\
     . : alias bg bind break builtin caller case cd command compgen complete compopt continue coproc declare dirs \
     disown do done echo elif else enable esac eval exec exit export false fc fg fi for function getopts hash help \
@@ -21,10 +21,10 @@ const OWN: &str = "\
 const TELLING: &str = "\
     EPOCHREALTIME EPOCHSECONDS EXECIGNORE HISTCMD IFS LINENO OLDPWD OPTERR OPTIND POSIXLY_CORRECT POSIX_PEDANTIC \
     PPID PS1 PS4 RANDOM SHELLOPTS SHLVL SRANDOM SSH2_CLIENT SSH_CLIENT";
-/// Of others bash may say that it does not know them.
+/// Words that some builds of bash do not know.
 const LOCALES: &str = "C C.UTF-8 POSIX";
 
-/// What to start in place of bash: the program and its arguments. `env` then has what bash would have added.
+/// The program to start in place of bash, with its arguments. `env` then has what bash would have added.
 pub fn command(line: &[u8], cwd: &[u8], env: &mut Env) -> Option<(CString, Vec<Vec<u8>>)> {
     let words = words(line)?;
     let first = words.first()?;

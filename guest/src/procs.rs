@@ -33,7 +33,7 @@ pub struct Killing {
     pub steps: u32,
 }
 
-/// What a step of the killing came to.
+/// The result of one step of the kill.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {
     Dead,

@@ -16,7 +16,7 @@ pub struct Shim {
     pub control: OwnedFd,
 }
 
-/// What a shim reports.
+/// A report of a shim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Report {
     /// The process exists and is about to exec. It says so itself: once it runs it may kill its shim.
@@ -45,7 +45,7 @@ pub enum Report {
     Idle,
 }
 
-/// Which step before the exec went wrong.
+/// The step before the exec that went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Stage {
@@ -74,7 +74,7 @@ impl Stage {
 
 pub const REPORT_BYTES: usize = 40;
 const STACK: usize = 64 * 1024;
-/// What gVisor calls the signal that killed a child which has only stopped.
+/// The signal that gVisor reports as having killed a child which has only stopped.
 const GVISOR_STOPPED: i32 = 0x7f;
 /// Whether orphans come to this shim. Where the kernel has no subreapers they live on unseen in the session of the shim,
 /// which then cannot serve another command.
@@ -215,7 +215,7 @@ fn exit_now() -> ! {
     unsafe { libc::_exit(0) }
 }
 
-/// What the child that becomes the process needs, and where it leaves what went wrong.
+/// Inputs of the child that becomes the process, and the place where it leaves an error.
 struct Birth<'a> {
     spec: &'a Spec,
     fds: &'a SpecFds,
@@ -295,7 +295,7 @@ fn watch(control: RawFd, main: i32) -> bool {
     }
 }
 
-/// What a child did that its parent is told of.
+/// A child's change of state, as its parent is told.
 enum Change {
     Died {
         pid: i32,

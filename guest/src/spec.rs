@@ -1,4 +1,4 @@
-//! What a shim is told to start, and how it gets from the agent to a spare shim: bytes and descriptors over a socket.
+//! The order of a shim, and its way from the agent to a spare shim: bytes and descriptors over a socket.
 
 use std::ffi::CString;
 use std::io;
@@ -7,7 +7,7 @@ use std::os::fd::{OwnedFd, RawFd};
 /// A longer spec does not fit into a socket buffer and goes through a fresh fork instead.
 pub const LONGEST: usize = 64 * 1024;
 
-/// What to start. Everything is resolved: the shim looks nothing up.
+/// A program to start. Everything is resolved: the shim looks nothing up.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Spec {
     /// Paths to try in order, as execvp would.

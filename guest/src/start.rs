@@ -1,4 +1,4 @@
-//! What the program does by its first argument. `agent` is PID 1 of a sandbox.
+//! Choose the program's work by its first argument. `agent` is PID 1 of a sandbox.
 
 use crate::{agent::Agent, boot, shim, vm};
 

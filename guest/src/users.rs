@@ -6,7 +6,7 @@ const MOST_ID: u32 = 65_534;
 const MOST_BYTES: u64 = 4 * 1024 * 1024;
 const MOST_GROUPS: usize = 64;
 
-/// Who a process runs as.
+/// The user a process runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
     pub uid: u32,

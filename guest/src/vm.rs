@@ -84,7 +84,7 @@ fn parameter<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name))
 }
 
-/// Of the capabilities the agent gets only these, and never more; but as many open files as the sandbox may be given.
+/// Capabilities of the agent: only these, and never more; but as many open files as the sandbox may be given.
 fn give_up_rights(kept: u64) -> io::Result<()> {
     sys::set_rlimit(libc::RLIMIT_NOFILE, MOST_FILES, MOST_FILES)?;
     for capability in (0..=LAST_POSSIBLE).filter(|n| kept & 1 << n == 0) {
@@ -99,7 +99,7 @@ fn give_up_rights(kept: u64) -> io::Result<()> {
     sys::check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(drop)
 }
 
-/// What the kernel has to show below the sandbox's root, with a /dev/shm of so many MiB.
+/// Mount the kernel's file systems below the sandbox's root, with a /dev/shm of so many MiB.
 fn place_kernel_files(shm: &str) -> io::Result<()> {
     mount("devtmpfs", &format!("{ROOT}/dev"), "devtmpfs", libc::MS_NOSUID, "")?;
     mount("devpts", &format!("{ROOT}/dev/pts"), "devpts", libc::MS_NOSUID, "ptmxmode=0666,mode=0620")?;

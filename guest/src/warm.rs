@@ -28,7 +28,7 @@ pub const STALE: i32 = 4;
 /// Variables that an interpreter or its C library reads when it starts. Where one differs, only a fresh start is right.
 const DECISIVE: [&[u8]; 9] = [b"PYTHON", b"LD_", b"LC_", b"LANG", b"MALLOC_", b"GLIBC_", b"TZ", b"HOME", b"OPENSSL_"];
 
-/// Which interpreter: as it was called, where it is, and that it is still the same file.
+/// An interpreter: as it was called, where it is, and that it is still the same file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interpreter {
     name: CString,
@@ -36,7 +36,7 @@ pub struct Interpreter {
     file: (u64, u64, i64, i64),
 }
 
-/// What a sandbox wants to be warm, by the operator's settings.
+/// The interpreters to keep warm, by the operator's settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wish {
     pub python: bool,
@@ -46,7 +46,7 @@ pub struct Wish {
     pub node: bool,
     /// Start a Node at once, not after the first run of one.
     pub node_early: bool,
-    /// What the sandbox may use.
+    /// The sandbox's limits.
     pub memory_mb: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Which devices a sandbox may open, were it ever to find a node of one: the six that are bound into its /dev, and terminals.
+//! Devices a sandbox may open, were it ever to find a node of one: the six that are bound into its /dev, and terminals.
 //! By the devices controller of v1 where the sandbox has a group in it, else by a program on its v2 group; without either no sandbox.
 
 use crate::failure::{Failure, Result};

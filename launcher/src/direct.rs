@@ -1,6 +1,6 @@
 //! An engine of our own: starts the agent from the same OCI configuration that runc gets, and knows nothing that is not in it.
 //!
-//! What it does, in this order, each with where; whatever the configuration says beyond it is refused (`oci.rs`), never passed over:
+//! The steps, in this order, each with its place; whatever the configuration says beyond them is refused (`oci.rs`), never passed over:
 //!  1. control groups, before anything of the sandbox runs: the launcher enters those of v1, the child is born into v2's (`groups.rs`)
 //!  2. which devices may be opened: the devices group, or a program on the v2 group (`devices.rs`)
 //!  3. user and network namespace made ahead are joined, supplementary groups dropped, uid and gid 0 there (`namespaces::join`)

@@ -92,7 +92,7 @@ fn lower_trees(overlay: &Overlay, user_ns: Option<&OwnedFd>) -> Result<Vec<Owned
     overlay.lowers.iter().map(one).collect()
 }
 
-/// What can be cloned only before we leave the host's mount namespace.
+/// Mounts that can be cloned only before we leave the host's mount namespace.
 fn given_source(bind: &Bind, fds: &[OwnedFd], shift: bool) -> Result<Option<OwnedFd>> {
     match &bind.source {
         Source::Fd(index) => {

@@ -1,4 +1,4 @@
-//! What gVisor takes for the machine: it reads the size of memory in /proc/meminfo and counts the processors it may run on, once, when
+//! The machine as gVisor sees it: it reads the size of memory in /proc/meminfo and counts the processors it may run on, once, when
 //! it starts. Programs inside then see that. Afterwards it may run on all processors again, as far as its quota goes.
 
 use crate::failure::{Failure, Result};

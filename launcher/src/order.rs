@@ -1,4 +1,4 @@
-//! What a `start` message says. Unknown fields are refused: a launcher that ignores part of an order would be a hole.
+//! The `start` message. Unknown fields are refused: a launcher that ignores part of an order would be a hole.
 
 use crate::failure::{Failure, Result};
 use serde_json::{Map, Value};
@@ -19,11 +19,11 @@ pub struct Start {
     pub groups: Vec<String>,
     /// For an engine that has to run inside the sandbox's own namespaces: the OCI configuration, written where it can read it.
     pub inside: Option<String>,
-    /// What the engine's own system calls pass, as a program in hexadecimal digits.
+    /// The filter of the engine's own system calls, as a program in hexadecimal digits.
     pub filter: Option<String>,
     /// For the engine that is ours: what to start instead of `argv`.
     pub direct: Option<Direct>,
-    /// What programs, or an engine inside, are to take for the machine's.
+    /// The size of the machine as programs, or an engine inside, shall see it.
     pub seen: Option<Seen>,
     pub argv: Vec<String>,
     pub env: Vec<String>,

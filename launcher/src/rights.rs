@@ -1,4 +1,4 @@
-//! What the agent may do: signals, keyring, capabilities, the filter of system calls. All of it is for a process about to exec.
+//! Rights of the agent: signals, keyring, capabilities, the filter of system calls. All of it is for a process about to exec.
 
 use crate::failure::{Failure, Result};
 use crate::sys;

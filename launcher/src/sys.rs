@@ -152,7 +152,7 @@ pub fn device(fd: &OwnedFd) -> Result<Option<(u32, u32)>> {
     Ok(is_one.then(|| (libc::major(found.st_rdev), libc::minor(found.st_rdev))))
 }
 
-/// What is at a path, a link at its end followed; None if nothing is.
+/// Returns the status of a path, a link at its end followed; None if nothing is there.
 pub fn file_kind(path: &CStr) -> Result<Option<u32>> {
     // SAFETY: path is NUL-terminated; stat is plain data.
     unsafe {

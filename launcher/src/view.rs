@@ -1,4 +1,4 @@
-//! What programs of a container read to learn how large their machine is: the sandbox's limits, in files that no kernel changes any more,
+//! Files that programs of a container read to learn how large their machine is: they hold the sandbox's limits, and no kernel changes them any more,
 //! and its own control groups. All of it is one read-only directory of the stage, of which the engine binds single files.
 //!
 //! Memory that is free is not followed: `MemAvailable` is what the sandbox had when it started. `memory.current` of the group is true.

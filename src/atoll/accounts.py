@@ -66,7 +66,7 @@ def stranger(address: str) -> Holder:
 
 
 class _Record:
-    """What one charge holds. `over`: one of its holders has ended, and everything was given back."""
+    """The amounts of one charge. `over`: one of its holders has ended, and everything was given back."""
 
     __slots__ = ("amounts", "holders", "over")
 
@@ -234,7 +234,7 @@ class Accounts:
 
 
 def setting(kind: str) -> str:
-    """What a kind is called in config.toml: bytes are set in MB."""
+    """Return the name of a kind in config.toml: bytes are set in MB."""
     return f"{kind}_mb" if kind in _BYTES else kind
 
 

@@ -15,7 +15,7 @@ from atoll.ownership import writable_by_others
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What a sandbox may use unless it asks for something else."""
+    """Default limits of a sandbox."""
 
     cpus: Annotated[float, Meta(gt=0, le=1024)] = 1.0
     memory_mb: Annotated[int, Meta(ge=8)] = 512
@@ -70,7 +70,7 @@ class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What is held against the machine itself."""
+    """Checks and demands on the machine itself."""
 
     version_floor: Literal["warn", "refuse"] = "warn"  # engines with known holes
     approve_keys_without_terminal: bool = False  # whether any program of this user may make a key that can approve
@@ -169,7 +169,7 @@ class Egress(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Images(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Which images may be used, and where they come from."""
+    """Allowed images and their sources."""
 
     allow: list[str] | UnsetType = UNSET  # patterns; without this every image
     custom: dict[str, str] = field(default_factory=dict)  # names of the operator's own
@@ -187,7 +187,7 @@ class Grpc(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Gateway(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What callers from elsewhere see of this machine."""
+    """Addresses under which other machines reach this one."""
 
     grpc: Grpc = Grpc()
     expose_base_url: str = ""  # of exposed ports, where a proxy stands in front

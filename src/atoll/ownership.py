@@ -1,4 +1,4 @@
-"""Who may write a file that decides something: settings, connections."""
+"""Check who may write files that decide something: settings, connections."""
 
 from __future__ import annotations
 

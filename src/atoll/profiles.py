@@ -68,12 +68,12 @@ MODE_NAMES = {
 }  # fmt: skip
 SECCOMP = ("default", "moderate", "restrictive", "ai-agent")
 KEYS = ("network", "mount_cwd", "mount_home", "pass_env", "read_only", "seccomp")
-# What naming a profile beside a mode replaces. Network and the project's mount stay the mode's, but for restrictive.
+# The fields of a mode that a named profile replaces. Network and the project's mount stay the mode's, but for restrictive.
 _ISOLATION = ("mount_home", "pass_env", "read_only", "memory_mb", "cpus", "capabilities", "seccomp")
 
 
 class Policy:
-    """What one sandbox may do, all inputs combined."""
+    """The permissions of one sandbox, all inputs combined."""
 
     __slots__ = (
         "capabilities", "cpus", "env", "memory_mb", "mode", "mount_cwd", "mount_home", "network", "pass_env", "profile",

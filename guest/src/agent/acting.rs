@@ -150,7 +150,7 @@ impl Agent {
     }
 }
 
-/// Whom a signal to the foreground goes to; `None` when the terminal itself has sent it.
+/// Returns the target of a signal to the foreground; `None` when the terminal itself has sent it.
 ///
 /// gVisor does not tell the foreground group to the owner of the terminal. There the terminal is made to send the signals
 /// that have a key, and others reach the foreground only where all processes of the session are in one group.

@@ -1,4 +1,4 @@
-//! What the host says: requests, data, credit and cancels, each given to the stream it is for.
+//! Dispatch the host's frames: requests, data, credit and cancels, each to its stream.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 

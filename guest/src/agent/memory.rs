@@ -36,7 +36,7 @@ pub(super) struct Watch {
     killed: Option<Killed>,
 }
 
-/// What was killed: when last, how much should come back of it, the most that was used since, and what was used when last looked at.
+/// Record of kills: the time of the last one, the memory it should give back, the peak since, and the last reading.
 struct Killed {
     at: Instant,
     owed: u64,
@@ -58,7 +58,7 @@ impl Watch {
         Some(used.saturating_sub(file_pages(&stat)).saturating_sub(names(&stat, used, self.limit.reserve / 2)))
     }
 
-    /// What is used once the programs that were killed have given back what they had.
+    /// Returns the memory in use once killed programs have given back theirs.
     fn settled(&mut self, used: u64) -> u64 {
         let Some(killed) = &mut self.killed else { return used };
         killed.peak = killed.peak.max(used);
@@ -102,7 +102,7 @@ fn file_pages(stat: &str) -> u64 {
     sum(["total_active_file", "total_inactive_file"]).or_else(|| sum(["active_file", "inactive_file"])).unwrap_or(0)
 }
 
-/// What the host's kernel holds for names of files, and gives back when the group is full: a walk over /usr makes 150 MB of it. The
+/// Memory that the host's kernel holds for names of files, and gives back when the group is full: a walk over /usr makes 150 MB of it. The
 /// first hierarchy does not tell it from other memory of the kernel, so there all of that is taken for it, up to `most`.
 fn names(stat: &str, used: u64, most: u64) -> u64 {
     match (value(stat, "total_rss"), value(stat, "total_cache")) {

@@ -37,7 +37,7 @@ use warming::Warm;
 
 pub const FEATURES: &[&str] =
     &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm", "filter"];
-/// Who reads a process over a stream.
+/// The reader of a process over a stream.
 pub struct View {
     pub key: u32,
     /// Opened by `exec`: cancelling it kills.

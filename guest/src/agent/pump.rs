@@ -1,4 +1,4 @@
-//! What flows to the host: each open stream in turn sends one frame while the connection takes it.
+//! Send output to the host: each open stream in turn sends one frame while the connection takes it.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -9,7 +9,7 @@ use crate::forward::{self, Phase};
 use crate::op::{map, OpError};
 use crate::wire::{self, Kind, MAX_DATA};
 
-/// What a stream did with its turn.
+/// The result of a stream's turn.
 enum Turn {
     Idle,
     Sent,

@@ -26,10 +26,10 @@ const IDLE: Duration = Duration::from_secs(60);
 /// How often the memory of the sandbox is looked at meanwhile.
 const LOOK: Duration = Duration::from_secs(1);
 const MOST_DEATHS: u32 = 5;
-/// What one takes, with room to spare.
+/// Memory of one spare, with a margin.
 const SIZE_MB: u64 = 120;
 
-/// What is known of Node in this sandbox.
+/// State of Node in this sandbox.
 #[derive(Default)]
 pub struct NodeWarm {
     waiting: Option<Waiting>,

@@ -27,7 +27,7 @@ const START_TIME: Duration = Duration::from_secs(60);
 const ZYGOTE: u32 = 0;
 const SPARE: u32 = 1;
 
-/// What is warm in this sandbox.
+/// The warm interpreters of this sandbox.
 #[derive(Default)]
 pub struct Warm {
     pub wish: Wish,
@@ -230,7 +230,7 @@ impl Agent {
         None
     }
 
-    /// What a spare says of itself comes from an interpreter of the sandbox, which may have been made to lie: a shim that is no
+    /// A spare's report comes from an interpreter of the sandbox, which may have been made to lie: a shim that is no
     /// child of ours would never be reaped, and its run never be over. One that was stopped would not begin, and is ended.
     pub(super) fn is_sound(&self, shim: i32, main: i32) -> bool {
         let child =

@@ -16,7 +16,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{FileType, OFlags};
 
 const BLOCK: usize = 256 << 10;
-/// Of a longer line only the beginning is searched.
+/// The most that is searched of one line; of a longer one only the beginning is searched.
 const LONGEST_LINE: usize = 16 << 20;
 /// Files with a NUL in this many first bytes count as binary.
 const SNIFFED: usize = 8192;

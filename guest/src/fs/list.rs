@@ -46,7 +46,7 @@ impl<'a> Batch<'a> {
         io.event(map([(self.key, Value::Array(std::mem::take(&mut self.values)))]))
     }
 
-    /// What was not sent yet.
+    /// Entries that were not sent yet.
     pub fn rest(self) -> Vec<Value> {
         self.values
     }

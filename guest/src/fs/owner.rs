@@ -69,7 +69,7 @@ fn below(mut walk: Walk, change: &Change, io: &dyn OpIo) -> Result<u64, OpError>
             Err(Errno::NOENT) => continue,
             other => other?,
         };
-        // What the directory said may be old news: the descriptor is the truth.
+        // The directory's word may be outdated: the descriptor is the truth.
         let kind = node::kind(&rustix::fs::fstat(&fd)?);
         if kind == FileType::Symlink {
             continue;

@@ -8,7 +8,7 @@ use rustix::fs::{OFlags, CWD};
 use std::os::unix::ffi::OsStrExt;
 
 const CHUNK: usize = 256 << 10;
-/// What is read of a file that says it has no size: procfs and sysfs do that, and some never end.
+/// The most that is read of a file that says it has no size: procfs and sysfs do that, and some never end.
 const UNSIZED_LIMIT: u64 = 8 << 20;
 
 pub fn read(req: &Req, io: &mut dyn OpIo) -> Result<Value, OpError> {

@@ -31,7 +31,7 @@ pub fn temporary_name() -> String {
 pub struct Place {
     pub dir: OwnedFd,
     pub name: Vec<u8>,
-    /// What is there now, the link itself if it is one.
+    /// The entry that is there now, the link itself if it is one.
     pub stat: Option<Stat>,
 }
 

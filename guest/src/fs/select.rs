@@ -1,4 +1,4 @@
-//! What grep and sed share: compiling patterns, and finding the files a request means.
+//! Parts that grep and sed share: compiling patterns, and finding the files a request means.
 
 use super::glob::Choice;
 use super::list::skip_lost;

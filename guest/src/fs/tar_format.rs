@@ -128,7 +128,7 @@ pub fn pax_records(mut data: &[u8]) -> Result<Vec<Record<'_>>, OpError> {
     Ok(records)
 }
 
-/// What a pax header says about the member after it.
+/// Fields of a pax header about the member after it.
 #[derive(Debug, Default)]
 pub struct Extension {
     pub path: Option<Vec<u8>>,

@@ -163,7 +163,7 @@ fn components(name: &[u8]) -> Result<Vec<&[u8]>, OpError> {
     Ok(parts)
 }
 
-/// What a directory gets when everything in it is done.
+/// The attributes a directory gets when everything in it is done.
 struct Pending {
     path: Vec<u8>,
     header: Header,

@@ -5,7 +5,7 @@ use crate::op::{OpError, OpIo};
 use flate2::bufread::MultiGzDecoder;
 use std::io::{self, BufRead, Read};
 
-/// What is inflated before the ratio counts: short archives may well be very regular.
+/// Bytes inflated before the ratio counts: short archives may well be very regular.
 const RATIO_FREE: u64 = 64 << 20;
 /// Inflated bytes per compressed one; deflate cannot exceed 1032, and honest archives stay far below this.
 const LARGEST_RATIO: u64 = 250;

@@ -145,7 +145,7 @@ struct Level {
     path_len: usize,
 }
 
-/// What `Walk::step` came to.
+/// The result of `Walk::step`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// An entry: `name`, `path`, `kind` and `dir` tell which. `descend` goes into it.
@@ -215,7 +215,7 @@ impl Walk {
         self.path.get(self.name_start..).unwrap_or_default()
     }
 
-    /// What the directory said about the entry, `Unknown` never: then it was asked for.
+    /// The kind of the entry as the directory gave it; where that was `Unknown`, as stat gave it.
     pub fn kind(&self) -> FileType {
         self.kind
     }

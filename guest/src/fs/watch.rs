@@ -82,7 +82,7 @@ struct Watcher {
     recursive: bool,
     /// Watch number to path relative to the root.
     directories: HashMap<i32, Vec<u8>>,
-    /// What a scan has reported and the kernel may report again.
+    /// Entries that a scan has reported and the kernel may report again.
     scanned: HashSet<Vec<u8>>,
     moving: Option<Moving>,
     changes: Vec<Value>,
@@ -327,7 +327,7 @@ impl Watcher {
         }
     }
 
-    /// What was moved and did not arrive has left the tree, and is watched no longer.
+    /// Stops watching entries that were moved out of the tree: their arrival was never seen.
     fn moved_away(&mut self, io: &mut dyn OpIo) -> Result<(), OpError> {
         let Some(from) = self.moving.take() else { return Ok(()) };
         if from.is_directory {

@@ -31,7 +31,7 @@ const AT_ONCE: usize = 8;
 const HELLO: Duration = Duration::from_secs(5);
 const QUESTION: Duration = Duration::from_secs(20);
 const LONGEST: u64 = 24 * 3600;
-/// Of a DNS header: this is an answer, and the server failed.
+/// Flags of a DNS header: this is an answer, and the server failed.
 const ANSWER: u8 = 0x80;
 const FAILED: u8 = 2;
 
@@ -47,7 +47,7 @@ fn token(tag: u64, id: u32) -> u64 {
     tag << 32 | u64::from(id)
 }
 
-/// What an activation opens.
+/// The listeners and routes that an activation opens.
 struct Opened {
     socket: Option<UdpSocket>,
     host_secret: String,
@@ -219,7 +219,7 @@ impl Egress {
         }
     }
 
-    /// What the connection carried ends with it.
+    /// Ends all that the connection carried.
     fn drop_link(&mut self) {
         self.link = None;
         let waiting: Vec<u32> = self.questions.keys().copied().collect();

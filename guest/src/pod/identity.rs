@@ -1,4 +1,4 @@
-//! Who this agent is: a key pair that is made when it starts and never leaves its memory, and a certificate for it.
+//! The agent's identity: a key pair that is made when it starts and never leaves its memory, and a certificate for it.
 
 use std::fmt::Write;
 

@@ -32,7 +32,7 @@ const NEVER: &[i32] = &[12, 13, 16, 17, 19, 21, 38, 39];
 const LAST_WORDS: Duration = Duration::from_secs(1);
 const STACK: usize = 512 * 1024;
 
-/// What the threads have in common.
+/// State that the threads share.
 pub struct Shared {
     pub log: Log,
     pub started: Instant,

@@ -20,7 +20,7 @@ pub const EGRESS: &[u8] = b"atoll-egress/1";
 /// Bytes that wait to be encrypted or sent, for one connection.
 pub const MOST_UNSENT: usize = 256 * 1024;
 
-/// What every connection to this agent is held to.
+/// The TLS settings of every connection to this agent.
 pub fn config(identity: &Identity, gateways: &[[u8; 32]]) -> Result<Arc<ServerConfig>, String> {
     let failed = |e: Error| format!("TLS: {e}");
     let provider = Arc::new(ring::default_provider());

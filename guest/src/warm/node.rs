@@ -21,7 +21,7 @@ const SCRIPT: &str = include_str!("node.js");
 pub const UNSUPPORTED: i32 = 3;
 /// With what Node has not read yet of its script this still fits into a pipe.
 const LONGEST: usize = 40 * 1024;
-/// What a kernel with no memory left ends first.
+/// The score by which a kernel with no memory left ends this process first.
 const FIRST_TO_GO: &str = "1000";
 
 /// Variables that Node or a library of it reads when it starts. `NODE_PATH` can be taken on later.
@@ -42,7 +42,7 @@ pub struct Waiting {
     usual_score: Option<String>,
 }
 
-/// What is left of one that got its request: the parts of a running process.
+/// The parts of a running process, taken from a spare that got its request.
 pub struct Begun {
     pub shim: Shim,
     pub main: i32,

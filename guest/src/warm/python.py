@@ -70,7 +70,7 @@ def stream(fd, old, mode):
 
 
 def site_stamps():
-    """What `site` found at its start: its directories with their times, and the .pth files in them."""
+    """Return the state that `site` found at its start: its directories with their times, and the .pth files in them."""
     places = {}
     for place in site_places:
         try:

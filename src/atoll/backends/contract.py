@@ -1,4 +1,4 @@
-"""What core knows of a backend: the values that go in and come out, and the two protocols.
+"""The contract between core and backends: the values that go in and come out, and the two protocols.
 
 A backend makes sandboxes, finds them again after a restart, and leaves nothing of them behind. It knows nothing of
 owners, commands or transports; those are core's. Everything of a sandbox is derivable from its id, so that a sandbox
@@ -20,7 +20,7 @@ EndKind = Literal["exit", "oom", "killed", "lost", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a sandbox may use; names are those of the API."""
+    """Limits of a sandbox; names are those of the API."""
 
     cpus: float = 1.0
     memory_mb: int = 512
@@ -137,7 +137,7 @@ class RuntimeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What sandboxes of one runtime can do and need, so that nobody has to ask for its name."""
+    """Abilities and needs of one runtime's sandboxes, so that nobody has to ask for its name."""
 
     freezes_idle: bool = False  # an idle one costs processor time: core freezes it
     resizes: frozenset[str] = frozenset()  # limits that can be changed while it runs
@@ -175,7 +175,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class BoxFacts:
-    """What is true of a living sandbox, for people and for the decisions of core."""
+    """Facts about a living sandbox, for people and for the decisions of core."""
 
     id: str
     runtime: str
@@ -187,7 +187,7 @@ class BoxFacts:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What went through a sandbox's network, by host, and how much was refused."""
+    """Traffic of a sandbox by host, and how much was refused."""
 
     hosts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     refused: int = 0
@@ -211,7 +211,7 @@ async def _ask_nobody(sandbox: str, name: str, port: int) -> str:
 
 @dataclass(slots=True)
 class NetworkEvents:
-    """What a backend tells of its sandboxes' networks."""
+    """Notices of a backend about its sandboxes' networks."""
 
     on_blocked: Callable[[EgressEvent], None] = lambda event: None
     on_traffic: Callable[[str, Traffic], None] = lambda sandbox, traffic: None  # the last count, when the network goes

@@ -23,7 +23,7 @@ ELSEWHERE = {
 
 
 def names() -> tuple[str, ...]:
-    """What a caller may ask for as a runtime, in the order in which people are told."""
+    """Return the names a caller may give as a runtime, in the order of messages and help."""
     return ("auto", *sorted(RUNTIMES), next(iter(ELSEWHERE)))
 
 

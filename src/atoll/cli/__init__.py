@@ -152,7 +152,7 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
 
 
 def _meant(word: str) -> str:
-    """What somebody who types this at the top may look for: the same word below `sandbox`, else a similar one."""
+    """Suggest a verb for an unknown word: the same word below `sandbox`, else a similar one."""
     if f"sandbox {word}" in BY_NAME:
         return f"did you mean sandbox {word}?"
     if word in ("logs", "processes", "rm", "ls"):

@@ -1,4 +1,4 @@
-"""Which gateway a command is for: flags, environment, connection profiles and `config.json`, in that order.
+"""Choose the gateway of a command: flags, environment, connection profiles and `config.json`, in that order.
 
 Only read when one of them is there; without any, the local daemon is used and this file is never imported. A key is never
 kept: `login` and `connect` turn it into a client certificate, and what is written down holds no secret.
@@ -27,7 +27,7 @@ LOCAL_ONLY = ("daemon", "serve")
 
 
 class Choice:
-    """What was decided. An empty endpoint is the local daemon on its Unix socket."""
+    """The chosen connection. An empty endpoint is the local daemon on its Unix socket."""
 
     def __init__(self, endpoint: str, api_key: str, profile: str = "", cert_dir: str = "", device: str = "") -> None:
         self.endpoint = endpoint

@@ -1,4 +1,4 @@
-"""What `sandbox doctor` looks at beside the machine: program, profile, certificates, gateway and skill files."""
+"""Checks of `sandbox doctor` beside the machine: program, profile, certificates, gateway and skill files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `atoll doctor` says about leaks between sandboxes through memory and processor, and about versions with known holes.
+"""Checks of `atoll doctor` for leaks between sandboxes through memory and processor, and about versions with known holes.
 
 None of it keeps atoll from working, so none of it fails the doctor: each is a note with the command that mends it.
 """
@@ -24,7 +24,7 @@ def hardening_checks(machine: Machine) -> list[Check]:
 
 
 def merging(machine: Machine) -> Check:
-    """Who writes to a page that was merged notices by the time it takes that another sandbox has the same."""
+    """Check KSM: a write to a merged page is slower, which tells one sandbox that another has the same page."""
     running = machine.read("/sys/kernel/mm/ksm/run") == "1"
     detail = "equal memory of different sandboxes may be merged (KSM), and merging can be timed" if running else "off"
     fix = "echo 2 > /sys/kernel/mm/ksm/run" if machine.uid == 0 else "echo 2 | sudo tee /sys/kernel/mm/ksm/run"
@@ -32,7 +32,7 @@ def merging(machine: Machine) -> Check:
 
 
 def swap(machine: Machine) -> Check:
-    """What was in a sandbox's memory may lie on a disk long after it has ended; encrypted or in memory it does not."""
+    """Check swap: a sandbox's memory may stay on a disk after its end, unless swap is encrypted or in memory."""
     plain = []
     for line in (machine.read("/proc/swaps") or "").splitlines()[1:]:
         name = line.split()[0] if line.split() else ""

@@ -1,4 +1,4 @@
-"""What `atoll doctor` sees of the machine itself: kernel, control groups, user namespaces, ids, programs, disk.
+"""Checks of `atoll doctor` on the machine itself: kernel, control groups, user namespaces, ids, programs, disk.
 
 Everything is read below one root directory, so that a test can show it a machine that is not there. The checks of hardening
 (what one sandbox could learn of another through shared hardware) are in `doctor_hardening.py`.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import NotRequired, TypedDict
 
     class Check(TypedDict):
-        """What was looked at. `fix` is what to do about it, `optional`: sandboxes work without it."""
+        """One finding. `fix` says what to do about it; `optional`: sandboxes work without it."""
 
         name: str
         ok: bool
@@ -107,7 +107,7 @@ def cgroups(machine: Machine) -> Check:
 
 
 def delegation(machine: Machine) -> Check:
-    """Which limits an ordinary user's sandboxes have: by the daemon that runs, else by the group we are in, from which one is started."""
+    """Report the limits of an ordinary user's sandboxes, from the running daemon or from the control group a new one starts in."""
     from pathlib import Path
 
     from ..backends.local.kernel.cgroups import Hierarchies

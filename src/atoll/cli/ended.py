@@ -1,4 +1,4 @@
-"""What became of a sandbox that is not there: a name of one that has ended is told apart from a wrong one."""
+"""Explain a sandbox that is not there: the name of an ended one is told apart from a wrong one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verb is, and how its arguments are read. `verbs.py` is the table; parser, help, completion and catalog use it.
+"""The form of a verb, and the parser of its arguments. `verbs.py` is the table; parser, help, completion and catalog use it.
 
 Not argparse: it costs half an interpreter start to import, and twenty runs a minute feel that.
 """

@@ -27,7 +27,7 @@ ENVIRONMENT = """Environment
   K8E_SANDBOX_* work as well; ATOLL_* wins"""
 
 
-# What a person meets first; everything else is in its group, and in `help --all`.
+# The verbs of the short help; everything else is in its group, and in `help --all`.
 FIRST = {
     "Run code": ("run", "sandbox run"),
     "Sandboxes that stay": ("sandbox create", "list", "exec", "shell", "attach", "cp", "stop", "start", "remove"),
@@ -166,7 +166,7 @@ def completion(arguments: Arguments) -> int:
 
 
 def _words() -> dict[str, list[str]]:
-    """What may follow each prefix of a command line."""
+    """Return the words that may follow each prefix of a command line."""
     table: dict[str, list[str]] = {"": sorted({verb.name.split()[0] for verb in VERBS})}
     for group in GROUPS:
         table[group] = list(dict.fromkeys(v.name.split()[1] for v in VERBS if v.name.startswith(group + " ")))

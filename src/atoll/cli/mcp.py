@@ -219,7 +219,7 @@ def _answers(line: bytes) -> list[Any]:
 
 
 def _project() -> Mapping[str, str]:
-    """What the project here chooses: its file's mode and profile, and itself for the modes that show it."""
+    """Return the project's choices: its file's mode and profile, and itself for the modes that show it."""
     from ..surfaces.agentkernel.cli.project import find
 
     here = os.path.realpath(os.getcwd())

@@ -1,4 +1,4 @@
-"""What a sandbox may reach and what reaches it: `allow-hosts`, `expose`, `unexpose`, `exposed`, and `egress log`."""
+"""Network verbs: `allow-hosts`, `expose`, `unexpose`, `exposed`, and `egress log`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CLI prints: JSON and errors in one place, and text made safe for terminals.
+"""Print the CLI's output: JSON and errors in one place, and text made safe for terminals.
 
 Names, messages and logs may come from inside a sandbox. Printed as they are, they could retitle or type into the
 operator's terminal, so control characters are shown escaped; JSON is pure ASCII anyway.

@@ -106,7 +106,7 @@ def _agentkernel_words(arguments: Arguments) -> CreateOptions:
 
 
 def more_options(arguments: Arguments) -> CreateOptions:
-    """What only `sandbox create` has, with and without a NAME, as options of the SDK's create."""
+    """Return the options that only `sandbox create` has, with and without a NAME, as the SDK's create takes them."""
     labels = dict(arguments.label)
     if arguments.tenant or setting("TENANT"):
         labels.update(words.tenant_labels(tenant_of(arguments)))

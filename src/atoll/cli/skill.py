@@ -45,7 +45,7 @@ def uninstall(arguments: Arguments) -> int:
 
 
 def list_all(arguments: Arguments) -> int:
-    """What is installed, by looking."""
+    """List the installed skills, as found on disk."""
     from ..skill.targets import SKILLS, TARGETS, entries, skill_directories
 
     found = []

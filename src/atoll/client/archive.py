@@ -27,7 +27,7 @@ _DIRECTORY = os.O_RDONLY | _IS_DIRECTORY | NO_FOLLOW | CLOSE_ON_EXEC
 
 
 class Unpacked:
-    """What `unpack` did: counts, and the entries it refused with the reason."""
+    """The result of `unpack`: counts, and the entries it refused with the reason."""
 
     __slots__ = ("bytes", "files", "placed", "refused")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Settings:
-    """What the C scanner wants to know; the same values as json.JSONDecoder's defaults."""
+    """Settings of the C scanner; the same values as json.JSONDecoder's defaults."""
 
     strict = True
     object_hook = None

@@ -134,7 +134,7 @@ class ResponseParser:
 
     @property
     def surplus(self) -> bytes:
-        """What came after the end of the answer (a switched protocol's first bytes)."""
+        """Return the bytes after the end of the answer (a switched protocol's first bytes)."""
         return bytes(self._buffer) if self.done else b""
 
     def _step(self) -> bool:

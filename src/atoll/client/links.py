@@ -1,4 +1,4 @@
-"""Which daemon a `Sandbox` talks to: the local one over its Unix socket, or a gateway elsewhere over TLS.
+"""Choose the daemon a `Sandbox` talks to: the local one over its Unix socket, or a gateway elsewhere over TLS.
 
 Both links have the same face. TLS is imported only for the second, because importing it takes longer than most calls.
 """

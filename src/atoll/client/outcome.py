@@ -1,4 +1,4 @@
-"""What an answer, or the lack of one, means, and how one is read: shared by all drivers.
+"""Read an answer, or the lack of one, and tell what it means: shared by all drivers.
 
 The drivers (`driver.py` of `_sync` and `_async`, with `secure.py` for TLS) say where the pieces of a body come from; all
 that can be done with them is here, once for each way of waiting.

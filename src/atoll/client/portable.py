@@ -1,4 +1,4 @@
-"""What differs between Linux, where sandboxes run, and the systems that only talk to a gateway there."""
+"""Differences between Linux, where sandboxes run, and systems that only talk to a gateway there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls return: light value classes made from the daemon's JSON.
+"""Results of calls: light value classes made from the daemon's JSON.
 
 Unknown fields of a newer daemon are ignored, missing ones get a neutral value, so that client and daemon may differ by
 a version. `wire` keeps the whole answer for whoever needs more.

@@ -146,7 +146,7 @@ def days_left(pem: bytes) -> float:
 
 
 def _authorities(loopback: bool) -> Iterator[bytes]:
-    """What may vouch for the server, the likeliest first."""
+    """Return the sources of trust for the server, the likeliest first."""
     places = [certificate_directory() / "ca.crt"]
     if loopback:
         places.insert(0, Path(spawn.home_directory()) / "tls" / "sandbox-ca.crt")

@@ -157,7 +157,7 @@ def _spawn(home: str) -> tuple[int, int]:
 
 
 def daemon_arguments(home: str) -> list[str]:
-    """What follows the interpreter to run the daemon."""
+    """Return the interpreter's arguments that run the daemon."""
     return ["-m", "atoll.server.daemon", "--home", home]
 
 

@@ -50,11 +50,11 @@ class Channel:
 
     @property
     def protocol(self) -> str | None:
-        """What the server chose by ALPN."""
+        """Return the protocol the server chose by ALPN."""
         return self._object.selected_alpn_protocol()
 
     def encrypt(self, data: bytes | memoryview) -> bytes:
-        """What to send for these bytes."""
+        """Encrypt these bytes."""
         view = memoryview(data)
         with self._lock:
             while view:

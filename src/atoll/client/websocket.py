@@ -52,7 +52,7 @@ def encode(opcode: int, data: bytes) -> bytes:
 
 
 def closing_error(payload: bytes) -> AtollError | None:
-    """What the payload of a close frame means; None for a good end."""
+    """Return the meaning of a close frame's payload; None for a good end."""
     code, why = int.from_bytes(payload[:2], "big"), payload[2:].decode("utf-8", "replace")
     if code in (0, NORMAL):
         return None

@@ -1,4 +1,4 @@
-"""What the daemon answers and what is asked of it, key by key: types for readers and the type checker, never imported at run time.
+"""Requests and answers of the daemon, key by key: types for readers and the type checker, never imported at run time.
 
 Answers are of a daemon that may be older or newer than this client, so that every key may be missing.
 """
@@ -121,7 +121,7 @@ class MatchWire(TypedDict, total=False):
 
 
 class EditedWire(TypedDict, total=False):
-    """What became of one file; `error` is what kept it as it was."""
+    """The result for one file; `error` says why it was left as it was."""
 
     path: str
     replacements: int

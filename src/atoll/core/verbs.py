@@ -108,7 +108,7 @@ _ROWS = (
     Verb("shells.close", None, model.ShellInfo, writes=True, repeatable=True, through=("commands.kill",)),
     _ending("shells.interrupt", None, model.ShellInfo, "shell"),
     _reading("shells.list"),
-    # What has happened
+    # History
     _reading("history.transcript"),
     _reading("history.events"),
     # Files

@@ -29,7 +29,7 @@ class Workers:
         self._waiting: dict[str, deque[asyncio.Future[Lease]]] = {}
 
     async def run(self, name: str, work: Callable[..., T], *args: object) -> T:
-        """What `work` returns, done in a thread of this owner's share. Exhausted when too much of it waits already."""
+        """Run `work` in a thread of this owner's share and return its result. Exhausted when too much waits already."""
         loop = asyncio.get_running_loop()
         lease = await self._place(name)
         try:

@@ -1,4 +1,4 @@
-"""Which addresses a name may never lead to, as one explicit list.
+"""Addresses that a name may never lead to, as one explicit list.
 
 `ipaddress.is_private` and `is_global` are not used: they change between Python versions, and they count documentation
 ranges, which some machines use for public names, as private.

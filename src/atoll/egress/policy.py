@@ -1,4 +1,4 @@
-"""What one sandbox may reach, by name, and the single function that decides it.
+"""The hosts one sandbox may reach, and the single function that decides it.
 
 No policy at all (None, kept by the caller) means no network interface. A policy without rules means an interface that
 leads nowhere. There is no third way to say "everything": `*` has to be written.

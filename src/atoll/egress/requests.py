@@ -25,7 +25,7 @@ _HINT: Final = "for example: GET|HEAD http://mirror.example/simple/"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the broker reads of a request."""
+    """The fields of a request that the broker reads."""
 
     method: str
     path: str  # without the query
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Which requests an entry opens."""
+    """The requests that an entry allows."""
 
     methods: tuple[str, ...]
     path: str

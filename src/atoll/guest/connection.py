@@ -36,7 +36,7 @@ Bytes = bytes | bytearray | memoryview
 
 
 class Item(NamedTuple):
-    """What a stream gives: DATA or EOF of a channel, or an EVENT's map (with channel -1)."""
+    """An item of a stream: DATA or EOF of a channel, or an EVENT's map (with channel -1)."""
 
     kind: int
     channel: int
@@ -142,7 +142,7 @@ class Stream:
             self._error = error
         self._wake()
 
-    # What the connection reports
+    # Reports of the connection
 
     def on_data(self, channel: int, data: bytes) -> None:
         left = self._allowed.get(channel, 0) - len(data)
@@ -254,7 +254,7 @@ class Connection(asyncio.BufferedProtocol):
             self._let_others()
 
     def _let_others(self) -> None:
-        """Who reads what came has its turn before more is taken: a loop may hand over megabytes without a pause."""
+        """Let readers run before more is read: a loop may hand over megabytes without a pause."""
         self._unseen = 0
         if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
             self._transport.pause_reading()

@@ -19,7 +19,7 @@ MAX_RECORDS = 4096  # finished processes the agent remembers
 
 
 class ProcessRequest(TypedDict, total=False):
-    """What the agent is told to start: `argv`, or `shell` with a line for a shell."""
+    """A process for the agent to start: `argv`, or `shell` with a line for a shell."""
 
     argv: list[str] | None
     shell: str | None

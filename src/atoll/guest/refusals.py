@@ -1,4 +1,4 @@
-"""What the guest agent refuses, as errors of `atoll.errors`. Codes and texts are the claims of a hostile place."""
+"""Translate refusals of the guest agent into errors of `atoll.errors`. Codes and texts are the claims of a hostile place."""
 
 from typing import Any
 

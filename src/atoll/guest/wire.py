@@ -74,7 +74,7 @@ def control(kind: int, stream: int, message: Mapping[str, object]) -> bytes:
 
 
 def data_head(stream: int, channel: int, length: int) -> bytes:
-    """What precedes `length` bytes of DATA; the bytes themselves are written after it, uncopied."""
+    """Return the head of `length` bytes of DATA; the bytes themselves are written after it, uncopied."""
     if not 0 < length <= MAX_DATA:
         raise WireError(f"DATA of {length} bytes")
     return head(length + 1, stream, DATA) + bytes((channel,))

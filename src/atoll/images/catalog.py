@@ -129,7 +129,7 @@ def canonical_name(catalog: Catalog, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Allowlist:
-    """Which images may be used. Without a list all may; with one, only what it names; an empty one names nothing."""
+    """The allowlist of images. Without a list all may be used; with one, only what it names; an empty one names nothing."""
 
     names: tuple[str, ...] | None = None
 

@@ -1,4 +1,4 @@
-"""Which image a command or a project means, when nobody named one.
+"""Detect the image for a command or a project when none was named.
 
 The order is: an image named explicitly, the command's first word, the project's own `agentkernel.toml`, the project's
 files, its Procfile, the default. Files are looked at by name; nothing in a project is run or built for being there.
@@ -37,7 +37,7 @@ class Detection:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What the files of a directory say about it: the image or runtime its own file names, the names of its files, its
+    """Facts from the files of a directory: the image or runtime its own file names, the names of its files, its
     Procfile."""
 
     base_image: str = ""

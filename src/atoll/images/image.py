@@ -1,4 +1,4 @@
-"""What an image is: an ordered stack of directories, and the few settings of its author that atoll honours.
+"""An image: an ordered stack of directories, and the few settings of its author that atoll honours.
 
 An image's configuration is attacker input. Only the fields below are read; labels, annotations, volumes and everything
 else are dropped, so that no image can steer the runtime. A working directory that points at a descriptor or into a

@@ -1,4 +1,4 @@
-"""What the store remembers: one small file per image, and one per name that points at an image.
+"""The image store's records: one small file per image, and one per name that points at an image.
 
 An image record is written after all its layers are on disk, a name after its image: a half image never counts.
 """

@@ -39,7 +39,7 @@ _REMOVAL_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What `prune` removed."""
+    """The images and bytes that `prune` removed."""
 
     images: tuple[str, ...]
     layers: int

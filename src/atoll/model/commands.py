@@ -34,7 +34,7 @@ class PtySize(Request, kw_only=True):
 
 
 class Spec(Request, kw_only=True):
-    """What exec and run have in common."""
+    """Fields that exec and run share."""
 
     cwd: str | None = None
     env: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the fields of requests are made of: ranges, patterns, and the checks that need code."""
+"""Types for the fields of requests: ranges, patterns, and the checks that need code."""
 
 import base64
 import re

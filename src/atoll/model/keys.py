@@ -29,7 +29,7 @@ class ChallengeKey(Request, kw_only=True):
 
 
 class KeyFields(TypedDict):
-    """What is told of a key: all but the key itself."""
+    """An API key as callers see it: everything but the secret."""
 
     name: str
     scopes: list[str]

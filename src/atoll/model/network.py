@@ -8,7 +8,7 @@ from atoll.model.fields import Answer, Port, Request
 
 
 class Policy(Struct, kw_only=True, frozen=True):
-    """What a sandbox may reach, as a value. `none` is no interface at all; `hosts` without a host is one that leads nowhere.
+    """The network policy of a sandbox, as a value. `none` is no interface at all; `hosts` without a host is one that leads nowhere.
 
     `private` are networks that the operator opened for a host, `host_ports` loopback ports of the machine, `held` patterns of names
     to which a connection waits until somebody has approved it.

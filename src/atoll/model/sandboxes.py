@@ -9,7 +9,7 @@ from atoll.model.network import StoredPolicy
 
 
 class LimitsSpec(Request, kw_only=True):
-    """What one sandbox may use. None means the operator's default."""
+    """The limits of one sandbox. None means the operator's default."""
 
     cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
     memory_mb: Annotated[int, Meta(ge=8, le=16 * MIB)] | None = None
@@ -180,7 +180,7 @@ class SessionInfo(Answer, kw_only=True):
 
 
 class Metric(Answer, kw_only=True):
-    """What a sandbox used at one moment. `cpu_percent`: of one CPU, since the sample before."""
+    """A sandbox's use of CPU and memory at one moment. `cpu_percent`: of one CPU, since the sample before."""
 
     at: float
     cpus: int
@@ -196,7 +196,7 @@ class PullImage(Request, kw_only=True):
 
 
 class DetectImage(Request, kw_only=True):
-    """Which image a command means in a directory with these files; the file's own `runtime` and the Procfile's text."""
+    """A question: which image a command means in a directory with these files; the file's own `runtime` and the Procfile's text."""
 
     program: Annotated[str, Meta(max_length=4096)] = ""
     runtime: Annotated[str, Meta(max_length=64)] = ""

@@ -1,4 +1,4 @@
-"""What makes a sandbox part of somebody's work: sub-agents, manifests, secrets, approvals, snapshots."""
+"""Requests and answers around a user's work: sub-agents, manifests, secrets, approvals, snapshots."""
 
 from typing import Annotated, TypedDict, final
 
@@ -32,7 +32,7 @@ class CreateFromManifest(Request, kw_only=True):
 
 @final
 class EntryBegun(TypedDict):
-    """What is told of a manifest while it is done."""
+    """The progress of a manifest."""
 
     entry: int
     of: int

@@ -43,7 +43,7 @@ NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose 
 
 
 class RestApp:
-    """Who calls is in `scope["state"]["principal"]`, put there by the listener."""
+    """The REST application. The listener puts the caller into `scope["state"]["principal"]`."""
 
     def __init__(self, core: Core, host: Host) -> None:
         self.rest = Rest(core, host)

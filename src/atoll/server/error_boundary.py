@@ -1,4 +1,4 @@
-"""What every HTTP door does around a request: keep browsers out, and answer whatever goes wrong in its own words."""
+"""Wrap every HTTP request: keep browsers out, and answer each error in the words of the surface."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -13,7 +13,7 @@ WINDOW = ("limit", "after", "follow")  # the query of a route that answers so
 
 
 async def answer(exchange: Exchange, core: Core, ref: str | None, kind: str | None = None) -> None:
-    """Of one sandbox or of all; of one kind or of any."""
+    """Filter events by sandbox and by kind; None takes all."""
     query = exchange.query(*WINDOW)
     limit, after = whole(query, "limit", 500, 1, 10_000), whole(query, "after")
     if flag(query, "follow"):

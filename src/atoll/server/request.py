@@ -314,7 +314,7 @@ def unquote(raw: bytes) -> str:
 
 
 def internal(error: Exception) -> errors.AtollError:
-    """What a caller sees of a bug: no text of ours, and where to look. A full disk is none."""
+    """Return the error a caller sees for a bug: no text of ours, and where to look. A full disk is no bug."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         log.error("the disk is full: %s", error)
         return errors.DiskFull("the host's disk is full", hint="free space below ATOLL_HOME")

@@ -118,7 +118,7 @@ class _Protocol(BoundedPace):
         return "principal" in self.app_state and super()._should_upgrade()
 
     def _identify(self) -> Scope:
-        """What the application is told of the caller of a request: its principal, or why there is none."""
+        """Return the caller of a request for the application: its principal, or why there is none."""
         if self._visit is None or self._peer is None:
             return {"refusal": Unauthenticated("this connection is not known")}
         given = [value.decode("latin-1") for name, value in self.headers if name == b"authorization"]

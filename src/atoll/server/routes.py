@@ -33,7 +33,7 @@ class Host(Protocol):
 
 
 class Rest(NamedTuple):
-    """What a handler works with."""
+    """The objects a route's handler works with."""
 
     core: Core
     host: Host

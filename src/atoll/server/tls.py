@@ -61,7 +61,7 @@ class Issued:
 
 @dataclass(frozen=True)
 class Leaf:
-    """What `Login` answers with."""
+    """The answer of `Login`."""
 
     cert_pem: str
     ca_pem: str
@@ -288,7 +288,7 @@ def fingerprint(cert: x509.Certificate) -> str:
 
 
 def server_names(advertised: str = "") -> list[x509.GeneralName]:
-    """What the server certificate must say: loopback, this host, its addresses, and the advertised name or address."""
+    """Return the names a server certificate must have: loopback, this host, its addresses, and the advertised name or address."""
     names: list[x509.GeneralName] = [x509.DNSName("localhost")]
     addresses = [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1"), *_interface_addresses()]
     host = socket.gethostname().lower()

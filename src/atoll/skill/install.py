@@ -54,7 +54,7 @@ ASK = {
 
 @dataclass(frozen=True)
 class Step:
-    """What was, or would be, done to a file."""
+    """A change made, or planned, to a file."""
 
     mark: str
     path: str

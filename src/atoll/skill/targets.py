@@ -1,4 +1,4 @@
-"""Which agent looks where: the directories of skills and the settings that name MCP servers, for every target.
+"""Places where each agent looks: directories of skills, and settings that name MCP servers.
 
 Directories of the project are used only where the project already has the agent's folder, unless the project was asked for.
 """

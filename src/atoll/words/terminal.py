@@ -1,3 +1,3 @@
-"""What runs on a terminal that was opened without a program."""
+"""The program of a terminal that was opened without one."""
 
 SHELL = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"

@@ -20,7 +20,7 @@ Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
 
 
 class KubernetesRecord(TypedDict):
-    """What the store keeps of a sandbox. The secrets of the hello are derived, not kept."""
+    """The stored record of a sandbox. The secrets of the hello are derived, not kept."""
 
     id: str
     identity: dict[str, str]
@@ -154,7 +154,7 @@ class KubernetesBox:
         except (AtollError, TimeoutError, OSError):
             pass
 
-    # What it does
+    # Operations
 
     def _alive(self) -> None:
         if self._ended.done() or self._killed:

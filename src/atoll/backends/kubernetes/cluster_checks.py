@@ -1,4 +1,4 @@
-"""What the cluster must have before any sandbox can start in it."""
+"""Check what a cluster must have before any sandbox can start in it."""
 
 from atoll.backends.kubernetes.api import CLAIMS, Cluster
 from atoll.backends.kubernetes.templates import Problem

@@ -1,4 +1,4 @@
-"""What a SandboxTemplate says of the sandboxes made from it, and what it must say."""
+"""Read a SandboxTemplate: what it says, and must say, of the sandboxes made from it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class PodLimits:
-    """What the kubelet holds a pod of this template to; None where it holds nothing."""
+    """The limits the kubelet enforces on a pod of this template; None where there is none."""
 
     cpus: float | None
     memory_mb: int | None

@@ -72,7 +72,7 @@ class Assembly:
             self.abandon()
             raise
 
-    # What a runtime decides
+    # Decisions of a runtime
 
     def abandon(self) -> None:
         """Close what this object holds itself, after a failure."""
@@ -110,7 +110,7 @@ class Assembly:
         raise NotImplementedError
 
     def filter(self) -> str | None:
-        """What the agent installs before it listens."""
+        """Return the system call filter that the agent installs before it listens."""
         raise NotImplementedError
 
     def note(self, record: LocalRecord, init: children.Watched) -> None:
@@ -317,7 +317,7 @@ class Assembly:
     def _agent() -> int:
         return os.open(binaries.guest(), os.O_PATH | os.O_CLOEXEC)
 
-    # What came of it
+    # Results
 
     def _find_init(self, base: int) -> children.Watched:
         """Hold the sandbox's first process, and look whether it really has the sandbox's id."""

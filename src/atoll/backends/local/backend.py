@@ -258,7 +258,7 @@ class LocalBackend:
         return self._runtimes[record["runtime"]].adopt(record, self.paths, self.groups.open(record["id"]), init)
 
     def disk_used(self, box: str) -> int | None:
-        """What its disk takes of the home now: 0 before it is made. An ordinary user's disks are not limited there."""
+        """Return the space its disk takes of the home now: 0 before it is made. An ordinary user's disks are not limited there."""
         if self.standing.rootless:
             return None
         try:

@@ -24,7 +24,7 @@ SOCKET = "agent.sock"  # in the run directory; the agent listens on it
 
 
 class LocalRecord(TypedDict, total=False):
-    """What the store keeps of a sandbox on this machine; of one that was half made, its id."""
+    """The stored record of a sandbox on this machine; for a half-made one, its id alone."""
 
     id: Required[str]
     runtime: str
@@ -97,7 +97,7 @@ class LocalBox:
         return await asyncio.shield(self._ended)
 
     async def unless_it_ends(self, work: Awaitable[T]) -> T:
-        """What comes of the work; SandboxGone as soon as the sandbox ends."""
+        """Return the result of the work; SandboxGone as soon as the sandbox ends."""
         task = asyncio.ensure_future(work)
         either: set[asyncio.Future[Any]] = {task, self._ended}
         try:

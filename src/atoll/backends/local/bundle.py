@@ -90,7 +90,7 @@ _MOUNTS: list[OciMount] = [
 ]
 
 
-# What programs read to learn how large their machine is: files of the launcher's (`launcher/src/view.rs`), over those of the kernel.
+# Files that programs read to learn how large their machine is, made by the launcher (`launcher/src/view.rs`), over those of the kernel.
 _MEMORY_VIEW = {"/proc/meminfo": "meminfo"}
 _CPU_VIEW = {
     "/proc/cpuinfo": "cpuinfo",

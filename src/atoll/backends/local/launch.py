@@ -80,7 +80,7 @@ class EngineOrder(TypedDict, total=False):
 
 
 class Order(EngineOrder):
-    """What the launcher is told (`launcher/src/order.rs`)."""
+    """The launcher's order (`launcher/src/order.rs`)."""
 
     stage: str
     disk: Disk

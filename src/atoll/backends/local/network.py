@@ -173,7 +173,7 @@ class Links(Loopback):
         return set()
 
     def link(self, sandbox: str) -> LinkFields | None:
-        """What the record of a sandbox keeps, so that `readopt` finds its link."""
+        """Return the part of a sandbox's record by which `readopt` finds its link."""
         egress = self._running
         link = egress.link(sandbox) if egress is not None else None
         return None if link is None else link.to_dict()
@@ -209,7 +209,7 @@ class Links(Loopback):
 
 
 def in_force(policy: Policy) -> EgressPolicy | None:
-    """What egress is told; None is no interface at all."""
+    """Return the policy for egress; None is no interface at all."""
     if policy.network != "hosts":
         return None
     return EgressPolicy.of(policy.hosts, private=policy.private, host_ports=policy.host_ports, held=policy.held)

@@ -59,7 +59,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What a started sandbox cannot change any more."""
+    """The properties that a started sandbox cannot change."""
 
     runtime: str
     image: str  # its digest, else its name

@@ -1,4 +1,4 @@
-"""What programs inside shall take for the size of their machine: the limits of the sandbox that this host holds."""
+"""The size of the machine as programs inside see it: the limits of the sandbox that this host holds."""
 
 import math
 from collections.abc import Mapping

@@ -224,7 +224,7 @@ async def _receive(sock: socket.socket, parser: ResponseParser) -> None:
         parser.eof()
 
 
-# What the faces need and what differs between the two drivers
+# Needs of the faces that differ between the two drivers
 
 
 def ask_id(sandbox: AsyncSandbox) -> str:

@@ -44,7 +44,7 @@ class AsyncRemoteLink(AsyncLink):
 
 
 class AsyncSecureSocket(tls.Secured):
-    """What the driver uses of a socket, over TLS."""
+    """The socket operations that the driver uses, over TLS."""
 
     def __init__(self, raw: socket.socket, channel: tls.Channel) -> None:
         super().__init__(raw, channel)

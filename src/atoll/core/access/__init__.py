@@ -1,1 +1,1 @@
-"""Who is calling and what they may do: principals, keys, quotas, approvals, secrets, the audit log."""
+"""Callers and their rights: principals, keys, quotas, approvals, secrets, the audit log."""

@@ -1,4 +1,4 @@
-"""What a person is shown of a command before it runs, and the seal that tells whether the same thing runs later.
+"""The text a person approves before a command runs, and the seal that tells whether the same thing runs later.
 
 All of it is shown: the words, the working directory, the user, the environment, stdin. What a terminal would hide is made
 visible: control, format and combining characters as escapes, long runs of blanks as their number. Text of the caller never
@@ -26,7 +26,7 @@ EMPTY_LINES = 2
 
 _ODD = re.compile(rf"[^\x20-\x7e]|[\\⟨⟩]| {{{BLANKS + 1},}}")
 _HIDDEN = "CMZ"  # Unicode categories: control and format characters, combining marks, separators
-# What makes a program run other code than its words say; one that ends with `*` is the start of a name.
+# Variables that make a program run other code than its words say; one that ends with `*` is the start of a name.
 STEERING = (
     "PATH", "ENV", "IFS", "BASH_ENV", "BASH_FUNC_*", "BASHOPTS", "SHELLOPTS", "PS4", "PROMPT_COMMAND", "ZDOTDIR", "LD_*",
     "GCONV_PATH", "GLIBC_TUNABLES", "LOCPATH", "NLSPATH", "PYTHON*", "NODE_*", "NPM_CONFIG_*", "PERL*", "RUBY*", "GEM_*",
@@ -73,7 +73,7 @@ def words_of(spec: ExecSpec | RunSpec) -> str:
 
 
 def input_of(spec: ExecSpec | RunSpec) -> str:
-    """What the command finds on stdin, as far as it is known before it runs."""
+    """Return the command's stdin, as far as it is known before it runs."""
     return (spec.stdin_bytes() or b"").decode("utf-8", "surrogateescape")
 
 

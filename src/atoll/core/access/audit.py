@@ -55,7 +55,7 @@ class Entry(TypedDict):
 
 
 class Verdict(NamedTuple):
-    """What `verify` found: how many records hold, and the first place that does not."""
+    """The result of `verify`: how many records hold, and the first place that does not."""
 
     ok: bool
     records: int

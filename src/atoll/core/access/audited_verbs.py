@@ -46,7 +46,7 @@ class Caller(TypedDict):
 
 
 class Begun(Caller):
-    """What is known of a call whose beginning is on record; `of` is the number of that record, or the record that is owed."""
+    """A call whose beginning is on record; `of` is the number of that record, or the record that is owed."""
 
     of: int | Owed
 

@@ -66,7 +66,7 @@ class Doorkeeper:
         self._users = users if users is not None else frozenset((os.geteuid(),))
 
     def identify(self, peer: Peer, bearer: str | None) -> Principal:
-        """Who this is, or Unauthenticated. `bearer` is the key without the word `Bearer`, None when none was sent."""
+        """Return the caller's principal, or raise Unauthenticated. `bearer`: the key without that word, None when none was sent."""
         if bearer is not None:
             return _holder(self.keys.authenticate(bearer))
         if peer.fingerprint is not None:

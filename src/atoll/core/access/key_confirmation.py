@@ -1,4 +1,4 @@
-"""Who may make a key that can approve.
+"""Decide who may make a key that can approve.
 
 A key with the scope `approve`, or `admin` which includes it, decides in a person's place. So a key made by a caller who is
 known only by the user id, which every program of that user shares, takes what an approval by that user takes: a person at a

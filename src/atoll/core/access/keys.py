@@ -43,7 +43,7 @@ CREATE UNIQUE INDEX IF NOT EXISTS api_key_hash ON api_key(hash);
 
 @dataclass(frozen=True)
 class Key:
-    """What is kept of a key: all but the key itself."""
+    """The stored record of a key: everything but the secret."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""Who is calling. A principal owns what it creates and sees nothing else."""
+"""Principals: callers. A principal owns what it creates and sees nothing else."""
 
 import os
 import secrets

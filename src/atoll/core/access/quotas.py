@@ -1,4 +1,4 @@
-"""What a key may have: so many sandboxes, CPUs and megabytes at once, and nothing above its ceiling.
+"""Quotas of a key: so many sandboxes, CPUs and megabytes at once, and nothing above its ceiling.
 
 Local callers have neither. The counts are taken in the same step as the place in the store, so that two creates at once
 cannot both take the last one.

@@ -1,4 +1,4 @@
-"""Who sits at the other end of a local connection: a person at a terminal, or a program, and which.
+"""Find who is at the other end of a local connection: a person at a terminal, or a program, and which.
 
 An agent and its user have the same uid. What tells them apart is the kernel's session and the controlling terminal of the
 calling process. A program that drives a terminal of its own from a process of its own can pretend; SECURITY.md says so.

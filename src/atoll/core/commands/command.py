@@ -238,7 +238,7 @@ class Running:
         self.live.oom_kills = kills
         return True
 
-    # What is told
+    # Reports
 
     def result(self) -> ExecResult:
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""What happened: events in the store, and a transcript per sandbox in a file the sandbox cannot reach.
+"""History: events in the store, and a transcript per sandbox in a file the sandbox cannot reach.
 
 A transcript line is `<unix ms> <o|e|i> <command id> <text>`: `i` is what the host asked, a fact; `o` and `e` are what the
 guest sent, its claim. Text is escaped, so that output can neither forge a line nor carry terminal control codes.

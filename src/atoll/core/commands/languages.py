@@ -50,7 +50,7 @@ BY_NAME = {name: language for language, names in _NAMES.items() for name in name
 
 @dataclass(frozen=True)
 class Call:
-    """What to start, and the file that must be there first."""
+    """The program to start, and the file that must be there first."""
 
     argv: list[str]
     language: Language

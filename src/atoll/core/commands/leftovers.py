@@ -1,4 +1,4 @@
-"""What a command that has ended left behind: processes that still hold its output, and what they print."""
+"""Leftovers of a command that has ended: processes that still hold its output, and what they print."""
 
 import asyncio
 import time

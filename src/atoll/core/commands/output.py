@@ -137,7 +137,7 @@ class Kept:
             return b""
 
     def read(self, offset: int) -> tuple[int, bytes]:
-        """What there is from `offset` on: the real offset (later when bytes are gone) and one piece."""
+        """Return one piece of output from `offset` on, and its real offset, which is later when bytes are gone."""
         if offset < self._size:
             return offset, self.first(offset, PIECE)
         start = max(offset, self._tail_start)

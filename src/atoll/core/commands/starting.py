@@ -208,7 +208,7 @@ class Starter:
 
 
 def _kind(spec: Spec) -> CommandSpec:
-    """What of the request decides later how its command is treated."""
+    """Return the fields of a request that decide later how its command is treated."""
     if isinstance(spec, ShellProcess):
         return {"opens": spec.opens, "user": spec.user, "cleanup": directory_of(spec.id or "")}
     if isinstance(spec, ShellCommand):
@@ -234,7 +234,7 @@ def _shown_argv(spec: Spec) -> list[str]:
 
 
 def _body(spec: Spec) -> str:
-    """What tells two requests with the same id apart."""
+    """Return the digest that tells two requests with the same id apart."""
     if spec.id is None:
         return ""
     return hashlib.sha256(msgspec.msgpack.encode(spec)).hexdigest()

@@ -295,7 +295,7 @@ def _fields(request: Request, *, needs_path: bool = True) -> Entry:
 
 
 def clean(value: Any) -> Entry:
-    """What the guest answered as JSON can carry it: names shown, numbers finite, nothing else let through."""
+    """Return the answer of the guest as JSON can carry it: names shown, numbers finite, nothing else let through."""
     if not isinstance(value, dict):
         return {}
     shown: Entry = {}

@@ -1,1 +1,1 @@
-"""What one sandbox may do: profile, hosts, mounts, image, network."""
+"""The policy of one sandbox: profile, hosts, mounts, image, network."""

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach, changed while it runs; what it used; and every refusal where its owner sees it."""
+"""The hosts of a running sandbox: change the list, report its traffic, and show its owner every refusal."""
 
 import time
 from contextlib import nullcontext
@@ -113,7 +113,7 @@ class Hosts(Part):
         kept = [host for host in policy["hosts"] if host not in gone]
         return {**policy, "hosts": list(EgressPolicy.of([*kept, *change.add]).hosts), "default": False}
 
-    # What egress tells
+    # Notices from egress
 
     def _blocked(self, event: EgressEvent) -> None:
         """A refusal. Repeated ones of a hostile sandbox were thinned out by the broker already."""

@@ -66,7 +66,7 @@ class Chosen:
 
     @property
     def reference(self) -> contract.Image:
-        """What a backend is told."""
+        """Return the image as a backend takes it."""
         return contract.Image(self.name, self.digest)
 
     @property
@@ -76,7 +76,7 @@ class Chosen:
 
 
 class Images(Protocol):
-    """What core needs of images. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's.
+    """A chosen image, as core needs it. `program`: the image was detected for it, not named. `digest`: of a stopped sandbox's.
     `guest`: the owner of a key that may not use the operator's logins and networks."""
 
     room: Callable[[], int] | None  # how many bytes an image may take on the disk

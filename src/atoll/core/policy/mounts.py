@@ -1,4 +1,4 @@
-"""Which directories of the host a sandbox may see, and what of them it may not: atoll's own state, and a project's levers.
+"""Directories of the host a sandbox may see, and parts of them it may not: atoll's own state, and a project's levers.
 
 A program in a sandbox that can write a project could plant what people's tools later run: hooks, editor tasks, settings of
 coding agents. Those paths stay read-only in a writable mount. So does `.git` as a whole: a file made in it, such as

@@ -1,4 +1,4 @@
-"""What a sandbox may reach, made from a request and from the operator's settings. Putting it in force is the backend's."""
+"""Make a sandbox's network policy from a request and the operator's settings. The backend puts it in force."""
 
 import ipaddress
 from collections.abc import Iterable, Mapping

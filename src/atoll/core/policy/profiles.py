@@ -43,7 +43,7 @@ OPEN = Ceiling(any_host=True, permissive=True, mounts=True, host_ports=True)
 
 
 def ceiling_of(who: Principal) -> Ceiling:
-    """What a caller may ask for by itself: a person on this machine and an admin's key all, any other key the default."""
+    """Return the ceiling of a caller's own requests: a person on this machine and an admin's key all, any other key the default."""
     return OPEN if may(who, "admin") else Ceiling()
 
 

@@ -1,4 +1,4 @@
-"""What sandboxes use, as the host counts it, now and over the last hour."""
+"""Resource use of sandboxes, as the host counts it, now and over the last hour."""
 
 import asyncio
 import os

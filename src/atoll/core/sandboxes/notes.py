@@ -1,4 +1,4 @@
-"""What a surface notes about a sandbox and core does not read: kept in its record, gone with it."""
+"""Notes of a surface about a sandbox, which core does not read: kept in its record, gone with it."""
 
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb

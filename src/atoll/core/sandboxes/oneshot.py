@@ -37,7 +37,7 @@ BEHIND = 4  # so many sandboxes may still be going when a caller is told that hi
 
 
 class Summary(TypedDict):
-    """What the caller of a run is told of its sandbox."""
+    """The sandbox of a run, as its caller sees it."""
 
     id: str
     name: str | None
@@ -64,7 +64,7 @@ class Once(Part):
 
     @verb("run")
     async def stream(self, who: Principal, request: RunOnce, ceiling: Ceiling = OPEN) -> AsyncIterator[Item]:
-        """What happens, as it happens: how far its image is (`{"progress": ...}`), the sandbox (`{"sandbox": ...}`), the
+        """Yield events as they happen: how far its image is (`{"progress": ...}`), the sandbox (`{"sandbox": ...}`), the
         command's start, its output, its result."""
         spec = self._complete(request)
         ceiling.check(spec)
@@ -120,7 +120,7 @@ class Once(Part):
         return found
 
     def _complete(self, request: RunOnce) -> CreateSandbox:
-        """What a run has by default where a sandbox made by hand has something else."""
+        """Return the defaults of a run that differ from those of a sandbox made by hand."""
         spec = request.sandbox
         changes: dict[str, object] = {}
         if spec.name is None:

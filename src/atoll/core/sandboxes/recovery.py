@@ -1,4 +1,4 @@
-"""What a daemon does first: compare what is written with what really runs, and make the two agree.
+"""Reconcile at start: compare the store with what really runs, and make the two agree.
 
 The living are adopted, the dead buried, half-done work finished or undone, and what nobody knows is removed. Overdue
 sandboxes are ended before anything is served.

@@ -98,7 +98,7 @@ class Live:
         return sum(1 for command in self.commands.values() if not command.ended and command.spec.get("pty"))
 
     def finished(self, command: "Running") -> None:
-        """Of what has ended, the newest are remembered with their output while they are few and small."""
+        """Keep the newest ended commands with their output, up to a number and a size."""
         size = 0 if command.background else sum(kept.size for kept in command.output.kept.values())
         self._finished.append((command.id, size))
         self._finished_bytes += size
@@ -116,7 +116,7 @@ class Live:
         return True
 
     def refused_since(self, start: float) -> list[Blocked]:
-        """What the network policy refused since then, each thing once."""
+        """Return what the network policy refused since then, without repeats."""
         found: list[Blocked] = []
         for at, told in self.blocked:
             if at >= start and told not in found:
@@ -151,7 +151,7 @@ class Live:
 
 
 def host_name(sandbox: str, name: str | None = None) -> str:
-    """What a sandbox calls itself inside."""
+    """Return a sandbox's host name."""
     return name or f"sandbox-{sandbox[:12]}"
 
 

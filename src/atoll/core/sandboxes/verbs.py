@@ -272,7 +272,7 @@ class Sandboxes(Part, Lifecycle):
 
     @verb("usage")
     async def usage(self, who: Principal, ref: str) -> Message:
-        """What runs in it and what that takes, and how often a warm interpreter served: as its agent counts."""
+        """Return its processes and their use, and how often a warm interpreter served: as its agent counts."""
         with self.reach(who, ref).use() as client:
             return await client.request("usage")
 

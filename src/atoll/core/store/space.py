@@ -1,4 +1,4 @@
-"""What the home's file system still has to give, and what of it is promised already.
+"""Space of the home's file system: what is free, and what of it is promised already.
 
 A disk is a sparse file: it takes what is written and may grow to its size. What it may still grow by is promised to it, from
 create to the end of the sandbox, also while it is stopped. A create, a snapshot, an image or kept output gets only what is free
@@ -92,7 +92,7 @@ class Space:
         return there.f_bavail * there.f_frsize
 
     def _promised(self) -> int:
-        """What all disks may still grow by."""
+        """Return by how much all disks may still grow."""
         return sum(self._weight(promise, self._used(box) or 0) for box, promise in list(self._promises.items()))
 
     def _weight(self, promise: Promise, used: int) -> int:

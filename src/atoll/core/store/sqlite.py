@@ -1,4 +1,4 @@
-"""What the daemon must not forget: SQLite in WAL mode, one writer, schema changes forward only.
+"""The daemon's durable state: SQLite in WAL mode, one writer, schema changes forward only.
 
 Calls are synchronous: each is one short statement on a local file, cheaper than a hop to a thread. Every lookup of
 something that belongs to somebody takes the owner in the query itself.
@@ -330,7 +330,7 @@ class Store:
         return self._rows("SELECT * FROM sandbox WHERE parent_id = ? AND state != 'ended'", sandbox)
 
     def living(self) -> list[SandboxRow]:
-        """Of every owner: for the reconciliation at start."""
+        """Return the sandboxes of every owner, for the reconciliation at start."""
         return self._rows("SELECT * FROM sandbox WHERE state != 'ended'")
 
     def count_live(self) -> int:

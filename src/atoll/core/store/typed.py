@@ -1,4 +1,4 @@
-"""What the store's rows hold, field by field. They are plain dicts; these types are for readers and the type checker."""
+"""The store's rows, field by field. They are plain dicts; these types are for readers and the type checker."""
 
 from collections.abc import Mapping
 from typing import Literal, NotRequired, TypedDict
@@ -21,7 +21,7 @@ class KeptExposure(TypedDict):
 
 
 class SandboxRecord(TypedDict, total=False):
-    """What a sandbox's row keeps besides its columns. Of one that has ended: limits and policy."""
+    """The part of a sandbox's row besides its columns. An ended one keeps limits and policy."""
 
     limits: dict[str, HeldLimit]
     policy: StoredPolicy
@@ -60,7 +60,7 @@ class StoredMount(TypedDict):
 
 
 class StoredSpec(TypedDict, total=False):
-    """Of a `CreateSandbox` as JSON, what is read without making one of it."""
+    """The fields of a `CreateSandbox` in JSON that are read without decoding all of it."""
 
     limits: dict[str, float | None]
     mounts: list[StoredMount]
@@ -100,7 +100,7 @@ class SandboxRow(TypedDict):
 
 
 class CommandSpec(TypedDict, total=False):
-    """What of a command's request matters after its start, and after a restart of the daemon."""
+    """The fields of a command's request that matter after its start and after a restart of the daemon."""
 
     kept: int  # bytes of each stream
     stdin_stream: bool
@@ -113,7 +113,7 @@ class CommandSpec(TypedDict, total=False):
 
 
 class Conclusion(TypedDict, total=False):
-    """What is known of a command when it ends."""
+    """The end of a command."""
 
     exit_code: int | None
     signal: int | None
@@ -149,7 +149,7 @@ class NewCommand(TypedDict):
 
 
 class CommandFacts(TypedDict):
-    """What a caller is told of a command."""
+    """A command as callers see it."""
 
     id: str
     sandbox_id: str

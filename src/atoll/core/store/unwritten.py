@@ -1,4 +1,4 @@
-"""What was done to sandboxes and could not be written into the store yet: kept in order, shown meanwhile, tried again.
+"""Changes to sandboxes that could not be written into the store yet: kept in order, shown meanwhile, tried again.
 
 Only endings come here. Everything else is refused when it cannot be written down; an ending is done first and written when
 the store takes it.
@@ -39,7 +39,7 @@ class Unwritten:
                 return
 
     def of(self, sandbox: str) -> SandboxChange:
-        """What the row of this sandbox should say and does not yet; empty where all is written."""
+        """Return the unwritten changes of this sandbox's row; empty where all is written."""
         return self._values.get(sandbox, {})
 
     def ids(self) -> list[str]:

@@ -105,7 +105,7 @@ class ChunkStore:
             raise DiskFull(f"the disk did not take a snapshot's content: {e.strerror}") from e
 
     def _packed(self, data: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
-        """What goes to disk. Content that does not shrink stays as it is, unless it would look compressed."""
+        """Return the bytes that go to disk. Content that does not shrink stays as it is, unless it would look compressed."""
         compressor = self._compressor()
         plain = bytes(data[:4]) != _ZSTD
         if plain and len(data) > 2 * _PROBE:

@@ -59,7 +59,7 @@ class Origin(TypedDict):
 
 
 class Head(Origin):
-    """What a snapshot is."""
+    """Facts about a snapshot."""
 
     owner: str
     name: str
@@ -131,7 +131,7 @@ class Shelf:
             raise _unknown(name) from None
 
     def heads(self, owner: str) -> Iterator[Head]:
-        """Of one owner, damaged ones left out: they are told when named."""
+        """List the snapshots of one owner without damaged ones, which are reported when named."""
         for path in self._directory.glob("*.snap"):
             try:
                 head, _ = self._open(path, "")

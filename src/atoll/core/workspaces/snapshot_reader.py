@@ -34,7 +34,7 @@ ELSEWHERE = frozenset((b"proc", b"sys", b"dev", b"run", b"tmp", b".atoll"))  # n
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does."""
+    """The properties that change when a file does."""
 
     ino: int
     size: int
@@ -272,7 +272,7 @@ class Capture:
 
 
 async def _names(client: GuestClient, path: bytes) -> dict[bytes, Any]:
-    """What a directory holds, and of which kind."""
+    """Return the entries of a directory with their kinds."""
     root = b"/" + path
     fields = {"recursive": False, "limit": MAX_FILES + 1}
     _, events = await client.collect("list", timeout=LIST_TIMEOUT, path=as_path(root), **fields)

@@ -333,7 +333,7 @@ def _count(entries: Entries) -> int:
 
 
 async def _remove(client: GuestClient, paths: list[bytes]) -> None:
-    """What the image has and the snapshot has not."""
+    """Return the paths that the image has and the snapshot has not."""
     for start in range(0, len(paths), REMOVED_AT_ONCE):
         some = (b"/" + path for path in paths[start : start + REMOVED_AT_ONCE])
         await asyncio.gather(

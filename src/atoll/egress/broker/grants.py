@@ -1,4 +1,4 @@
-"""Which addresses the resolver has handed to one sandbox, for which names, and until when."""
+"""Addresses the resolver has handed to one sandbox: for which names, and until when."""
 
 from collections.abc import Callable, Iterator
 from typing import Final

@@ -46,7 +46,7 @@ _log = logging.getLogger("atoll.egress.broker.process")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the daemon says when it starts a broker, as JSON in the only argument."""
+    """Settings of a broker at its start: JSON in the only argument."""
 
     fds: list[int]
     control: int

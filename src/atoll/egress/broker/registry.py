@@ -122,7 +122,7 @@ class Roster:
 
 
 def open_rows(member: Member) -> list[Row]:
-    """What the router's rules should hold for this sandbox now."""
+    """Return the elements that the router's rules should hold for this sandbox now."""
     longest: dict[tuple[str, int | None], int] = {}
     for address, name, left in member.grants.live():
         for port in member.open_ports(name):

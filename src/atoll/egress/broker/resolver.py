@@ -115,7 +115,7 @@ class Resolver:
         return dns.build_response(query, dns.NOERROR, granted, min(found.ttl, _ANSWER_TTL_MAX))
 
     async def _look_up(self, member: Member, name: str) -> dns.Answer:
-        """What the name servers say. Questions of one sandbox for one name that are under way at once are asked once."""
+        """Ask the name servers. Concurrent questions of one sandbox for one name are asked once."""
         task = member.under_way.get(name)
         if task is None:
             task = member.under_way[name] = member.lane.spawn(self._from_upstream(name))

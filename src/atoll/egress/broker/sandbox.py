@@ -1,4 +1,4 @@
-"""What the broker knows of one sandbox: its link, its policy, what it was granted, has open, and has used."""
+"""The broker's record of one sandbox: its link, its policy, what it was granted, has open, and has used."""
 
 import asyncio
 import time
@@ -100,7 +100,7 @@ class EgressEvent:
 
 
 class Counters(TypedDict, total=False):
-    """What went through a sandbox's network; empty when the broker does not know it."""
+    """Traffic of a sandbox by host; empty when the broker does not know the sandbox."""
 
     hosts: dict[str, dict[str, int]]  # connections, sent, received
     refused: int

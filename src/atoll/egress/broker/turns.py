@@ -34,7 +34,7 @@ Callback = Callable[..., None]
 
 
 class _Watch:
-    """What is wanted of one socket."""
+    """The events wanted of one socket."""
 
     __slots__ = ("fd", "on_read", "on_write")
 
@@ -144,7 +144,7 @@ class Lane:
         return await _Charged(self, work)
 
     def wait_for_turn(self) -> "asyncio.Future[None] | None":
-        """What the next step of a coroutine has to wait for; None where it may go on at once."""
+        """Return what the next step of a coroutine waits for; None where it may go on at once."""
         if self.closed or self._level < self._turns.level - BURST / 2 or not self._turns.contended:
             return None
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

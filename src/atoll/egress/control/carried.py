@@ -17,7 +17,7 @@ from atoll.errors import NotFound
 
 
 class NoRouter(Router):
-    """What a router does, where there are no links: nothing."""
+    """A router for backends without links: it does nothing."""
 
     def __init__(self, sockets: RouterSockets) -> None:
         self.sockets = sockets

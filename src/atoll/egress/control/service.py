@@ -409,7 +409,7 @@ class Egress:
             self._keep_event(EgressEvent.from_dict(message["event"]))
 
     async def _answer(self, line: BrokerLine, message: wire.Message) -> None:
-        """What the broker asks, answered to the very broker that asked: the next one counts its questions anew."""
+        """Answer a question of the broker, to the broker that asked: the next one counts its questions anew."""
         answer: wire.Message = {"ok": False}
         attached = self._links.get(str(message.get("sandbox")))
         try:

@@ -41,7 +41,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What upstream said about one name: addresses with a lifetime, or a code."""
+    """Upstream's answer for one name: addresses with a lifetime, or a code."""
 
     code: int
     addresses: tuple[str, ...] = ()

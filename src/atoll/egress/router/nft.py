@@ -24,7 +24,7 @@ UDP_SECONDS, CLOSED_SECONDS = 5, 1  # how long the connection table keeps a DNS 
 
 @dataclass(frozen=True, slots=True)
 class TableShare:
-    """What one sandbox may take of the kernel's connection table, which all sandboxes share: open connections, DNS packets and
+    """One sandbox's share of the kernel's connection table, which all sandboxes share: open connections, DNS packets and
     new connections a second, and how many of these at once."""
 
     connections: int

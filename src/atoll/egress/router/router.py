@@ -87,7 +87,7 @@ class Link:
 
     @property
     def resolv_conf(self) -> str:
-        """What `/etc/resolv.conf` of the sandbox has to say."""
+        """Return the text of the sandbox's `/etc/resolv.conf`."""
         return f"nameserver {self.gateway}\noptions timeout:5 attempts:2\n"
 
     def to_dict(self) -> LinkFields:
@@ -107,7 +107,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class RouterSockets:
-    """What the broker needs of the router namespace, and what brings a later daemon back to it."""
+    """The broker's handles into the router namespace, and what a later daemon needs to find it again."""
 
     net: int
     log: socket.socket

@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class OverlayFlavour:
-    """Which extended attributes overlayfs will look at: `trusted.` as real root, `user.` in a user namespace."""
+    """The extended attributes that overlayfs reads: `trusted.` as real root, `user.` in a user namespace."""
 
     prefix: str
 

@@ -37,7 +37,7 @@ Path_ = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class LayerReport:
-    """What unpacking did: totals, and what was left out or changed and how often."""
+    """The result of unpacking: totals, and how often something was left out or changed."""
 
     digest: str = ""
     entries: int = 0

@@ -1,4 +1,4 @@
-"""Which certificate authorities this machine trusts, those that were added to the usual ones, and how programs learn of them.
+"""The certificate authorities this machine trusts, the added ones among them, and how programs learn of them.
 
 Most programs read the system's list. Node and pip bring one of their own, so they are pointed to what was added here.
 """

@@ -1,4 +1,4 @@
-"""Which of an image's platforms runs on this machine."""
+"""Choose the platform of an image that runs on this machine."""
 
 import platform as machine
 from collections.abc import Mapping

@@ -68,7 +68,7 @@ class Reference:
 
     @property
     def version(self) -> str:
-        """What to ask the registry for: the digest wherever there is one, because a tag can move."""
+        """Return the name to ask the registry for: the digest wherever there is one, because a tag can move."""
         return self.digest or self.tag or DEFAULT_TAG
 
     def __str__(self) -> str:

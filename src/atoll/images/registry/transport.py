@@ -239,7 +239,7 @@ def _said(body: bytes) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """What happened, without the names of the objects it happened to."""
+    """Return an error's text without the names of objects in it."""
     text = str(error)
     return (text.partition("): ")[2] or text)[:300]
 

@@ -52,7 +52,7 @@ _NOBODY = 65534
 
 @dataclass(frozen=True, slots=True)
 class EtcPlan:
-    """What goes into `/etc`: copies by path, texts by name, and a fingerprint of all of it."""
+    """The content of `/etc`: copies by path, texts by name, and a fingerprint of all of it."""
 
     root: Path
     copies: tuple[str, ...]  # relative to root, links and files

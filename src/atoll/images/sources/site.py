@@ -1,4 +1,4 @@
-"""What this machine adds to every image: its name server, `localhost`, and the certificate authorities it trusts.
+"""Files this machine adds to every image: its name server, `localhost`, and the certificate authorities it trusts.
 
 The `host` image has them in its own `/etc`; any other gets them as one thin layer on top.
 """

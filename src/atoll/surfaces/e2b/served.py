@@ -20,7 +20,7 @@ KNOWN = 10_000  # sandboxes whose owner is remembered
 
 @dataclass
 class Settings:
-    """What the person who opened the door chose. `domain` is known once a port is bound."""
+    """Choices of the person who opened the port. `domain` is known once a port is bound."""
 
     host: str
     domain: str = ""

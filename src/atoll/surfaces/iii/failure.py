@@ -62,7 +62,7 @@ class Envelope(TypedDict):
 
 
 class Failure(Exception):
-    """What a function answers instead of a result. Its text is the envelope."""
+    """The error answer of a function. Its text is the envelope."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ FILE_CODES: tuple[tuple[type[errors.AtollError], str], ...] = (
 
 
 def of_file(error: errors.AtollError) -> Failure:
-    """What the sandbox's file system said."""
+    """Translate an error of the sandbox's file system."""
     if error.details.get("guest_code") == "bad_pattern":
         return Failure("S217", f"the pattern does not compile: {error.message}", note=error.message)
     for kind, code in FILE_CODES:

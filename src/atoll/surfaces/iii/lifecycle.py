@@ -118,7 +118,7 @@ def _check_caps(door: Door, request: r.Create) -> None:
 
 
 def _limits(door: Door, request: r.Create) -> Mapping[str, float]:
-    """What was asked for, by the caller or the operator. The rest is left to core's defaults, which need not be held."""
+    """Return the limits that the caller or the operator asked for. The rest is left to core's defaults, which need not be held."""
     settings = door.settings
     found: dict[str, float | None] = {
         "cpus": request.cpus or settings.default_cpus,

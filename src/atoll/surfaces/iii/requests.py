@@ -1,4 +1,4 @@
-"""What each function is asked and answers, field by field: the structs decode requests and make the registered schemas.
+"""Request and answer of each function, field by field: the structs decode requests and make the registered schemas.
 
 Unknown fields are ignored, as the contract wants. `decode` is the only way in: whatever is wrong becomes S001 and names
 the field.

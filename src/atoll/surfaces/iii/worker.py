@@ -40,7 +40,7 @@ CONFLICT = 3
 
 
 class Refused(Exception):
-    """What the SDK sends as an error's message: the envelope and nothing else."""
+    """An error whose message, as the SDK sends it, is the envelope and nothing else."""
 
 
 class Door:

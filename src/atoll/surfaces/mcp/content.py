@@ -1,4 +1,4 @@
-"""What tools answer: text, structured values, images and other binary files, and long output cut in the middle."""
+"""Answers of tools: text, structured values, images and other binary files, and long output cut in the middle."""
 
 import base64
 import json

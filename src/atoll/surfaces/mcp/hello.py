@@ -1,4 +1,4 @@
-"""What a server says of itself, and the JSON-RPC words both ends of the stdio bridge share. Light: the command line imports it.
+"""A server's description of itself, and the JSON-RPC words both ends of the stdio bridge share. Light: the command line imports it.
 
 `atoll mcp` answers `initialize` from here before it has even found the daemon, so an agent never waits for a start.
 """

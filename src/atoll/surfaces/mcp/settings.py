@@ -1,4 +1,4 @@
-"""What the person who opened an MCP door chose. Requests and models choose only below it."""
+"""Choices of the person who opened an MCP server. Requests and models choose only below it."""
 
 from typing import Annotated
 

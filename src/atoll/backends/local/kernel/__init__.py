@@ -1,1 +1,1 @@
-"""What the local backend asks of the kernel: control groups, id ranges, disks, children, filters."""
+"""The local backend's use of the kernel: control groups, id ranges, disks, children, filters."""

@@ -299,7 +299,7 @@ class Group:
     # Counters
 
     def oom_kills(self) -> int | None:
-        """Of the groups below too: v1 counts where the process was, and an engine may have made one for it."""
+        """Count the groups below too: v1 counts where the process was, and an engine may have made one for it."""
         directory = self._of("memory")
         if directory is None:
             return None
@@ -315,7 +315,7 @@ class Group:
         return now, self._number("memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
 
     def memory_files(self) -> list[Path]:
-        """What says how much memory is used, and how much of that is pages of files; empty where none is counted."""
+        """Return the files that say how much memory is used, and how much of it is pages of files; empty where none is counted."""
         usage = "memory.current" if self._hierarchies.is_v2("memory") else "memory.usage_in_bytes"
         directory = self._of("memory")
         found = [directory / usage, directory / "memory.stat"] if directory is not None else []

@@ -30,7 +30,7 @@ USERNS_SWITCHES = (Path("/proc/sys/kernel/unprivileged_userns_clone"), Path("/pr
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What this process is on the machine."""
+    """The privileges of this process on the machine."""
 
     rootless: bool
     ids: int  # how many there are, from 0 on
@@ -161,7 +161,7 @@ def _subordinate(path: str, uid: int) -> list[tuple[int, int]]:
 
 
 def _fix() -> str:
-    """What an administrator would have to type."""
+    """Return the commands an administrator would have to type."""
     with suppress(OSError):
         if APPARMOR_SWITCH.read_text().strip() == "1":
             return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or run atoll as root"

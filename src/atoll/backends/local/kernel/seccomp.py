@@ -64,7 +64,7 @@ SOCKET_FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
 PERSONALITIES = (0x0, 0x8, 0x20000, 0x20008, 0x40000, 0xFFFF_FFFF)
 
 
-# What the stricter filters leave out: looking into other processes; then also old IPC, real-time priorities and locked memory.
+# Calls that the stricter filters leave out: looking into other processes; then also old IPC, real-time priorities and locked memory.
 _PEEKING = "ptrace process_vm_readv process_vm_writev pidfd_getfd"
 _RARE = """
 chroot msgctl msgget msgrcv msgsnd semctl semget semop semtimedop shmat shmctl shmdt shmget mlockall migrate_pages

@@ -1,4 +1,4 @@
-"""What every runtime of this machine is: a name, engines that can be found and probed, what it can do, and how it starts a sandbox.
+"""The base of every runtime of this machine: a name, engines that can be found and probed, what it can do, and how it starts a sandbox.
 
 Everything that differs between runtimes is in the class of each. The rest of the backend asks these classes and never for a name.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from atoll.backends.local.kernel.children import Watched
     from atoll.backends.local.paths import Paths
 
-# What every sandbox on this machine's file system and network can do.
+# Abilities of every sandbox on this machine's file system and network.
 LOCAL = Capabilities(host_mounts=True, host_ports=True, shared_workspace=True, policy="broker")
 
 
@@ -69,7 +69,7 @@ class Runtime:
         return await version_of(engine.program)
 
     def fix_of(self, engine: str) -> str:
-        """What to do when this engine was found and does not work."""
+        """Return advice for an engine that was found and does not work."""
         return self.fix
 
     def told_when_refused(self, engine: str) -> bool:

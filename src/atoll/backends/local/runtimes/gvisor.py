@@ -24,10 +24,10 @@ from atoll.backends.local.runtimes.dialled_channel import SOCKET
 from atoll.backends.local.seen import Seen
 
 MEMORY_TARGETS = tuple(f"/.atoll/memory/{name}" for name in ("usage", "stat"))  # as `Group.memory_files` has them
-# Of gVisor's own kernel. Measured with the builds of 2024 and of 2026, which hardly differ: 16 MB when new, 20 after a few programs,
+# Memory of gVisor's own kernel. Measured with the builds of 2024 and of 2026, which hardly differ: 16 MB when new, 20 after a few programs,
 # 35 after walking over thousands of files.
 KERNEL_MB = 32
-# What programs can take beyond their limit before the agent has ended one of them. A system call that is under way is not cut
+# Memory that programs can take beyond their limit before the agent has ended one of them. A system call that is under way is not cut
 # short, so it may fill as much as the program could ever have, and at most 2 GiB.
 _RESERVE_MB = (384, 2176)
 
@@ -43,7 +43,7 @@ def _reserve_mb(limits: Limits) -> int:
 
 
 def beside_mb(limits: Limits) -> int:
-    """What the host allows beside the memory of programs: gVisor's own kernel, and the reserve."""
+    """Return the memory the host allows beside that of programs: gVisor's own kernel, and the reserve."""
     return KERNEL_MB + _reserve_mb(limits)
 
 
@@ -136,7 +136,7 @@ class Gvisor(Runtime):
         return engine.partition("-")[0]
 
     async def version(self, engine: Engine) -> str:
-        """What runsc says; a build by `go install` says nothing of itself, and has its module's version inside."""
+        """Return the version runsc reports; a build by `go install` says nothing of itself, and has its module's version inside."""
         return module_version(engine.program) or await super().version(engine)
 
     def fix_of(self, engine: str) -> str:

@@ -1,4 +1,4 @@
-"""What a virtual machine is started from: a kernel of the distribution, and a small archive with the agent and its drivers."""
+"""Files a virtual machine is started from: a kernel of the distribution, and a small archive with the agent and its drivers."""
 
 import hashlib
 import lzma

@@ -41,7 +41,7 @@ Destroy = Callable[[Record], Coroutine[Any, Any, None]]
 
 
 class Probes:
-    """What was found out, kept on disk."""
+    """A probe's result, kept on disk."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Probes:
             return replace(tried[0], why=why)  # the preferred one is what there is to mend
 
     def _judged(self, runtime: Runtime, status: RuntimeStatus) -> RuntimeStatus:
-        """What is known about this version; the operator may have it refused."""
+        """Return what is known against this version; the operator may have it refused."""
         found = floor.judge(runtime.program(status.engine), status.version)
         if found is None:
             return status
@@ -189,7 +189,7 @@ def _with_reason(status: RuntimeStatus, refused: list[RuntimeStatus]) -> Runtime
 
 
 def _key(program: str) -> str:
-    """What the answer depends on."""
+    """Return the inputs of a probe: when they change, its result is void."""
     parts = [os.uname().release]
     for path in (Path(program), binaries.launcher(), binaries.guest()):
         stat = path.stat()

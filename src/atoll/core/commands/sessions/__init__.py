@@ -40,7 +40,7 @@ while read -r t c <&3; do
   if [ "$t" = "$1" ] || [ "$t" = end ]; then [ -z "$2" ] || rm -f "$i"; exit "$c"; fi
 done
 """
-# What is given as stdin goes into a file first: a pipe whose writer is gone cannot be opened again.
+# Standard input goes into a file first: a pipe whose writer is gone cannot be opened again.
 _OPEN = """\
 exec 3<>"$0/done" || exit 126
 i=/dev/null

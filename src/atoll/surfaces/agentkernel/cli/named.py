@@ -63,7 +63,7 @@ def create(arguments: Arguments) -> int:
 
 
 def _refuse_unused(project: Project) -> None:
-    """What only a run can do, because it needs a started sandbox, is never taken and then not done."""
+    """Refuse options that need a started sandbox and so have a meaning for a run alone."""
     unused = {"files": project.data.get("files"), "ports": project.ports}
     hints = {"files": "use `atoll cp` once it is started", "ports": "use `atoll sandbox expose` once it is started"}
     for word in [word for word, value in unused.items() if value]:

@@ -75,7 +75,7 @@ class Project:
 
     @property
     def ports(self) -> list[str]:
-        """What to publish on this machine. A file that was only found takes no port of it."""
+        """Return the ports to publish. A file that was only found publishes none."""
         return [] if self.found else list(self.get("network", "ports") or [])
 
     def check_command(self, argv: list[str]) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         files: NotRequired[list[Mapping[str, object]]]
 
     class Made(TypedDict, total=False):
-        """What is told of the sandbox of a run."""
+        """The sandbox of a run, as it is told."""
 
         id: str
         name: str

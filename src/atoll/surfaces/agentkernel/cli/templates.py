@@ -147,7 +147,7 @@ def remove(arguments: Arguments) -> int:
 
 
 def render(wire: SandboxWire) -> str:
-    """What a sandbox was made with, as such a file."""
+    """Return the settings of a sandbox as a template file."""
     limits = {name: held["value"] for name, held in (wire.get("limits") or {}).items()}
     isolation = (wire.get("policy") or {}).get("isolation")
     mode = isolation["mode"] if isolation else None

@@ -1,4 +1,4 @@
-"""Who may come in by agentkernel's port, and what a browser may not do.
+"""Admission at agentkernel's port: who may call, and what a browser may not do.
 
 A page in somebody's browser can send requests to loopback. So Host must be a name of this door, a foreign Origin is refused,
 and bodies must say that they are JSON, which a page cannot do without asking first. Without a key only processes of the
@@ -18,7 +18,7 @@ from atoll.server.tcp import is_loopback
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """What lets a request in: the address served, and the key if there is one."""
+    """The conditions of admission: the address served, and the key if there is one."""
 
     host: str
     key: str | None

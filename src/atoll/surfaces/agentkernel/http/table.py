@@ -36,7 +36,7 @@ def route(method: str, path: str) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the person who opened the door chose."""
+    """Choices of the person who opened the port."""
 
     admission: Admission
     ceiling: Ceiling

@@ -1,4 +1,4 @@
-"""What sandboxes use and what happened in them."""
+"""Routes for metrics and logs of sandboxes."""
 
 from collections.abc import Mapping
 

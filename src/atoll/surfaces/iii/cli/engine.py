@@ -30,7 +30,7 @@ UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "": 1000}
 
 
 class Executed(TypedDict):
-    """Of the answer of a function that runs something, what is shown."""
+    """The part of a run function's answer that is shown."""
 
     stdout: str
     stderr: str

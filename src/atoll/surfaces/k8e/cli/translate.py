@@ -1,4 +1,4 @@
-"""What is different when the program is called k8e, k8e-sandbox or k8e-sandbox-cli: two words, and nothing else.
+"""Differences when the program is called k8e, k8e-sandbox or k8e-sandbox-cli: two words, and nothing else.
 
 `--profile` names a connection there (atoll's own name for that is `--context`), and the standalone program's verbs may
 stand without the word `sandbox`.

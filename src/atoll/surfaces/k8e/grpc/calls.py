@@ -167,7 +167,7 @@ class Calls:
 
 
 def _said(metadata: Any) -> dict[str, str]:
-    """What the call's metadata says to us; two values for one name contradict each other."""
+    """Return atoll's fields of a call's metadata; two values for one name contradict each other."""
     found: dict[str, str] = {}
     for name, value in metadata or ():
         if name in _HEARD:

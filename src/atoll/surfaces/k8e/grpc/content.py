@@ -1,4 +1,4 @@
-"""What is in a session: its files, its transcript, its events."""
+"""RPCs for the content of a session: files, transcript, events."""
 
 from __future__ import annotations
 

@@ -286,10 +286,10 @@ class _Front(_Half):
         if self.known or self._messages is None or self._came < STRANGER_BYTES:
             super().go_on()
 
-    # Who it is
+    # Identity of the peer
 
     def _admit_without_key(self, peer: Peer) -> None:
-        """Whoever needs no key is known from the start."""
+        """Identify a peer that needs no key."""
         if self._doors.identify is not None:
             with contextlib.suppress(AtollError):
                 self.admit(self._doors.identify(peer, None))
@@ -314,7 +314,7 @@ class _Front(_Half):
         if self._visit is not None:
             self._visit.refuse()
 
-    # What it sends
+    # Bytes of the peer
 
     def data_received(self, data: bytes) -> None:
         if self._over:

@@ -136,7 +136,7 @@ _STREAM = {1: "stdout", 2: "stderr"}
 
 
 def command_of(request: Any) -> ExecSpec | RunSpec:
-    """What an ExecRequest asks for: K8E's shell command, or one of ours: code in a language, or an argv."""
+    """Translate an ExecRequest: K8E's shell command, or one of ours: code in a language, or an argv."""
     if request.timeout < 0 or request.timeout > MAX_TIMEOUT:
         raise InvalidArgument(f"timeout must be 0 (the default) to {MAX_TIMEOUT} seconds")
     seconds = request.timeout or (0 if request.background else DEFAULT_TIMEOUT)

@@ -125,7 +125,7 @@ class Gateway:
 
 
 async def serve(core: Core, app: Any, *, tcp: bool = False, listen: Sequence[str] | None = None) -> Gateway:
-    """What the daemon calls. `app` is the REST application, for HTTP/1.1 on TCP; with `tcp` the addresses of `listen`, else
+    """Start the gateway for the daemon. `app` is the REST application, for HTTP/1.1 on TCP; with `tcp` the addresses of `listen`, else
     those of the operator's settings, are opened too."""
     settings = core.config.gateway.grpc
     addresses = [parse_address(text) for text in (settings.listen if listen is None else listen)] if tcp else []

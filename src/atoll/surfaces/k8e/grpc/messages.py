@@ -64,7 +64,7 @@ class Edges:
 
 
 class Unfinished(Edges):
-    """Of what a client sends: `held` is what a server has to hold for the messages that are not whole yet."""
+    """A client's unfinished messages: `held` counts the bytes a server holds for messages that are not whole yet."""
 
     def __init__(self) -> None:
         super().__init__(_PREFACE)

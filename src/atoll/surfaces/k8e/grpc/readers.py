@@ -20,7 +20,7 @@ SLOWEST = 64 * 1024  # bytes a second at which a large answer in one message has
 
 
 class Reader:
-    """Whoever takes the answers of one call."""
+    """The reader of one call's answers."""
 
     def __init__(self, entrance: doors.Doors, context: grpc.aio.ServicerContext) -> None:
         self._doors = entrance

@@ -38,7 +38,7 @@ _STATUS: dict[type[errors.AtollError], grpc.StatusCode] = {
     errors.Internal: grpc.StatusCode.INTERNAL,
 }
 
-# What a status means when the peer is not atoll, or never got as far as atoll.
+# The meaning of a status when the peer is not atoll, or never got as far as atoll.
 _ERROR: dict[grpc.StatusCode, type[errors.AtollError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidArgument,
     grpc.StatusCode.OUT_OF_RANGE: errors.InvalidArgument,
@@ -70,7 +70,7 @@ def status_of(error: errors.AtollError) -> grpc.StatusCode:
 
 
 def message_of(error: errors.AtollError) -> str:
-    """What a person reads. NotFound always says so in these words: K8E's clients look for them."""
+    """Return the message for a person. NotFound keeps these words: K8E's clients search for them."""
     text = f"{error.message} ({error.hint})" if error.hint else error.message
     if isinstance(error, errors.NotFound) and "not found" not in text:
         text = f"not found: {text}"

@@ -1,4 +1,4 @@
-"""What `SandboxClient` sends and what it makes of the answers; shared by the blocking and the async client."""
+"""Requests of `SandboxClient` and their answers; shared by the blocking and the async client."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Session:
-    """What GetSession and ListSessions tell."""
+    """A session as GetSession and ListSessions return it."""
 
     session_id: str
     phase: str

@@ -106,7 +106,7 @@ class SandboxClient:
         return run_id
 
     def poll_run(self, run_id: str) -> ExecResult:
-        """What a command in the background has printed so far, and how it ended."""
+        """Return the output so far of a command in the background, and how it ended."""
         return wire.exec_result(self._call("PollRun", pb.PollRunRequest(run_id=run_id)))
 
     def pip_install(self, session_id: str, packages: Iterable[str]) -> ExecResult:
