@@ -199,6 +199,7 @@ def _make(parent: int, parts: list[str], reader: TarReader, entry: Entry, done: 
         temporary = _temporary()
         os.symlink(target, temporary, dir_fd=parent)
         os.replace(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+        done.placed.discard(tuple(parts))  # a hard link to it would be this link at another depth
         done.files += 1
     else:
         done.refused.append(f"{'/'.join(parts)}: neither file, directory nor link")
@@ -214,7 +215,12 @@ def _link(root: int, parent: int, parts: list[str], name: str, target: str, done
     temporary = _temporary()
     with _Parent(root, source[:-1]) as place:
         os.link(source[-1], temporary, src_dir_fd=place.descriptor, dst_dir_fd=parent, follow_symlinks=False)
-    os.rename(temporary, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+    try:
+        _refuse_link(parent, temporary)  # who can write here may have put another thing in the file's place
+        os.rename(temporary, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        os.unlink(temporary, dir_fd=parent)
+        raise
     done.files += 1
     done.placed.add(tuple(parts))
 
