@@ -3,19 +3,26 @@
 Each owner has a set of names, each name a set of keys (K8E writes `VAR=name:key`). Values lie in `secrets.json`, sealed with
 AES-256-GCM under a key of this machine (`secrets.key`, 0600) and bound to owner, name and key: a value moved to another row does
 not open. A reference is resolved at every exec; values never enter the sandbox's record, events or snapshots.
+
+All owners' values are in one file, so it is replaced as a whole, and one caller at a time reads, changes and replaces it: the lock
+is on `secrets.lock` and holds between processes too. What one owner keeps is bounded, because everybody's reads cost it.
 """
 
 import asyncio
 import base64
+import copy
+import fcntl
 import json
 import os
 import re
 import secrets as random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from atoll.core.access.audited_verbs import Part, verb
-from atoll.errors import FailedPrecondition, Internal, InvalidArgument, NotFound
+from atoll.errors import Exhausted, FailedPrecondition, Internal, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,7 +34,10 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MAX_VALUE = 64 << 10
+MAX_KEYS = 256  # of one owner, of all its names together
+MAX_BYTES = 1 << 20  # of one owner, as they are on disk
 Names = list[str]
+Rows = dict[str, dict[str, dict[str, str]]]  # owner, name, key: the sealed value
 
 
 def check_name(name: str, what: str = "secret name") -> str:
@@ -43,32 +53,41 @@ class Secrets:
     def __init__(self, directory: Path) -> None:
         self._file = directory / "secrets.json"
         self._key_file = directory / "secrets.key"
+        self._lock_file = directory / "secrets.lock"
+        self._read: tuple[tuple[int, int, int], Rows] = ((0, 0, 0), {})  # the file that was read last, and its rows
 
     def set(self, owner: str, name: str, key: str, value: str) -> None:
         check_name(name)
         check_name(key, "secret key")
         if "\0" in value or len(value.encode()) > _MAX_VALUE:
             raise InvalidArgument(f"a secret's value has at most {_MAX_VALUE} bytes and no NUL")
-        rows = self._load()
         nonce = random.token_bytes(12)
-        sealed = self._cipher().encrypt(nonce, value.encode(), _bound(owner, name, key))
-        rows.setdefault(owner, {}).setdefault(name, {})[key] = base64.b64encode(nonce + sealed).decode()
-        self._save(rows)
+        with self._changing() as rows:
+            sealed = self._cipher().encrypt(nonce, value.encode(), _bound(owner, name, key))
+            mine = rows.setdefault(owner, {})
+            mine.setdefault(name, {})[key] = base64.b64encode(nonce + sealed).decode()
+            kept = [len(one) for keys in mine.values() for one in keys.values()]
+            if len(kept) > MAX_KEYS or sum(kept) > MAX_BYTES:
+                raise Exhausted(
+                    f"an owner keeps at most {MAX_KEYS} secrets of {MAX_BYTES >> 10} KiB together",
+                    hint="remove one: atoll secret rm NAME [KEY]",
+                )
 
     def list(self, owner: str) -> dict[str, list[str]]:
         """Names and their keys; never values."""
         return {name: sorted(keys) for name, keys in sorted(self._load().get(owner, {}).items())}
 
     def remove(self, owner: str, name: str, key: str = "") -> None:
-        rows = self._load()
-        mine = rows.get(owner, {})
-        if name not in mine or (key and key not in mine[name]):
-            raise NotFound(f"no secret {name}{':' + key if key else ''}")
-        if key and len(mine[name]) > 1:
-            del mine[name][key]
-        else:
-            del mine[name]
-        self._save(rows)
+        with self._changing() as rows:
+            mine = rows.get(owner, {})
+            if name not in mine or (key and key not in mine[name]):
+                raise NotFound(f"no secret {name}{':' + key if key else ''}")
+            if key and len(mine[name]) > 1:
+                del mine[name][key]
+            else:
+                del mine[name]
+            if not mine:
+                del rows[owner]
 
     def resolve(self, owner: str, name: str, key: str) -> str:
         """The value, or FailedPrecondition: a command must not run without a secret it was promised."""
@@ -89,28 +108,52 @@ class Secrets:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         try:
-            fd = os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(fd, "wb") as file:
-                file.write(random.token_bytes(32))
-        except FileExistsError:
-            pass
+            return AESGCM(self._key_file.read_bytes())
+        except FileNotFoundError:
+            self._make_key()
         return AESGCM(self._key_file.read_bytes())
 
-    def _load(self) -> dict[str, dict[str, dict[str, str]]]:
+    def _make_key(self) -> None:
+        """Write this machine's key, whole or not at all; one that another has made meanwhile stays."""
+        fresh = self._key_file.with_suffix(f".{random.token_hex(8)}")
         try:
-            rows: dict[str, dict[str, dict[str, str]]] = json.loads(self._file.read_text())
+            _write(fresh, random.token_bytes(32))
+            os.link(fresh, self._key_file)
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    @contextmanager
+    def _changing(self) -> Iterator[Rows]:
+        """All rows, to be changed by one caller at a time; written when the block ends without an error."""
+        fd = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # of this open file, so it holds between threads as well
+            rows = copy.deepcopy(self._load())
+            yield rows
+            fresh = self._file.with_suffix(f".{random.token_hex(8)}")
+            try:
+                _write(fresh, json.dumps(rows).encode())
+                fresh.replace(self._file)
+                self._read = ((0, 0, 0), {})
+            except BaseException:
+                fresh.unlink(missing_ok=True)
+                raise
+        finally:
+            os.close(fd)
+
+    def _load(self) -> Rows:
+        """All rows, for reading; the file is parsed only when it is another one, because every command with a secret asks."""
+        try:
+            with self._file.open("rb") as file:
+                found = os.fstat(file.fileno())
+                mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if self._read[0] != mark:
+                    self._read = (mark, json.loads(file.read()))
         except FileNotFoundError:
             return {}
-        return rows
-
-    def _save(self, rows: dict[str, dict[str, dict[str, str]]]) -> None:
-        fresh = self._file.with_suffix(".new")
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(rows, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._file)
+        return self._read[1]
 
 
 class Vault(Part):
@@ -143,3 +186,12 @@ class Vault(Part):
 
 def _bound(owner: str, name: str, key: str) -> bytes:
     return json.dumps([owner, name, key]).encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """A new file of ours alone, on disk when this returns."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
