@@ -95,13 +95,14 @@ dist: .venv/.done ## wheels for x86_64 and aarch64, the client's wheel, sdist, S
 
 bundle: dist ## dist/bundle: all that `install.sh --offline` needs on a machine like this one
 	@rm -rf dist/bundle && mkdir -p dist/bundle/wheels
-	@cp dist/atoll-*-manylinux2014_$$(uname -m).*.whl dist/bundle/wheels/ && cp install.sh dist/bundle/
-	@$(PY) -m pip download --quiet --disable-pip-version-check --dest dist/bundle/wheels dist/bundle/wheels/atoll-*.whl
+	@cp dist/atoll-*-manylinux2014_$$(uname -m).*.whl dist/bundle/wheels/ && cp dist/install.sh dist/bundle/
+	@$(PY) -m pip download --quiet --disable-pip-version-check --dest dist/bundle/wheels --require-hashes -r requirements-run.lock
 	@! command -v runsc >/dev/null || cp "$$(command -v runsc)" dist/bundle/runsc
 	@cd dist/bundle && find . -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS && du -sh .
 
-lock: ## write requirements.lock anew
+lock: ## write requirements.lock and requirements-run.lock (what an installation needs) anew
 	@.venv/bin/python -m pip install --quiet uv && .venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --extra dev --python-version 3.11 pyproject.toml --output-file requirements.lock scripts/build-requirements.in
+	@.venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --universal --python-version 3.11 -c requirements.lock pyproject.toml --output-file requirements-run.lock
 
 clean:
 	rm -rf .venv guest/target launcher/target $(BIN) .mypy_cache .ruff_cache .pytest_cache

@@ -2,6 +2,9 @@
 # Install atoll on this Linux machine, or remove it. Run `sh install.sh --help`.
 set -eu
 
+# `make dist` fills in the version and the SHA-256 of its wheels: nothing else is then installed.
+release="" release_sums=""
+
 usage() {
   cat <<'TEXT'
 Usage: sh install.sh [options]
@@ -17,7 +20,9 @@ Usage: sh install.sh [options]
   --no-packages    install no system packages; say which are missing
   --no-gvisor      do not install gVisor
   --offline DIR    take everything from a bundle made by `make bundle`
-  --wheel FILE     install this wheel instead of the newest release
+  --wheel FILE     install this wheel (a file or an https URL) instead of the release this script belongs to;
+                   a SHA256SUMS beside the file is checked
+  --sha256 SUM     the wheel must have this checksum; needed with a URL
   --prefix DIR     where the program goes (root: /opt/atoll, user: ~/.local/share/atoll)
   --bin DIR        where the command goes (root: /usr/local/bin, user: ~/.local/bin)
   --uninstall      end every sandbox and remove all that was installed, with its data
@@ -29,7 +34,7 @@ TEXT
 say() { printf '%s\n' "$*"; }
 fail() { printf 'install.sh: %s\n' "$1" >&2; [ $# -lt 2 ] || printf '  %s\n' "$2" >&2; exit 1; }
 
-yes="" dry="" service=yes packages=yes gvisor=yes offline="" wheel="" prefix="" bin="" uninstall="" keep=""
+yes="" dry="" service=yes packages=yes gvisor=yes offline="" wheel="" sum="" prefix="" bin="" uninstall="" keep=""
 while [ $# -gt 0 ]; do
   case $1 in
     --yes|-y) yes=yes ;;
@@ -37,9 +42,9 @@ while [ $# -gt 0 ]; do
     --no-service|--disable-sandbox-matrix) service="" ;;
     --no-packages) packages="" ;;
     --no-gvisor) gvisor="" ;;
-    --offline|--wheel|--prefix|--bin)
+    --offline|--wheel|--sha256|--prefix|--bin)
       [ $# -gt 1 ] || fail "$1 needs a value" "sh install.sh --help"
-      case $1 in --offline) offline=$2 ;; --wheel) wheel=$2 ;; --prefix) prefix=$2 ;; --bin) bin=$2 ;; esac
+      case $1 in --offline) offline=$2 ;; --wheel) wheel=$2 ;; --sha256) sum=$2 ;; --prefix) prefix=$2 ;; --bin) bin=$2 ;; esac
       shift ;;
     --uninstall) uninstall=yes ;;
     --keep-data) keep=yes ;;
@@ -61,7 +66,7 @@ else
   unit=${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user/atoll.service
   completions=${XDG_DATA_HOME:-$HOME/.local/share}/bash-completion/completions
 fi
-case $prefix$bin$offline$wheel in *"
+case $prefix$bin$offline$wheel$sum in *"
 "*) fail "a path with a line break cannot be used" ;; esac
 data=${ATOLL_HOME:-$HOME/.atoll}
 list=$prefix/installed        # every path outside the prefix that this script made, one per line
@@ -134,6 +139,17 @@ if [ -n "$offline" ]; then
   offline=$(cd "$offline" && pwd)
   [ -e "$offline/SHA256SUMS" ] || fail "$offline is no bundle: SHA256SUMS is missing" "make one with: make bundle"
 fi
+case $sum in *[!0-9a-f]*) fail "$sum is no SHA-256" "64 characters of 0-9 and a-f" ;; esac
+[ -z "$sum" ] || [ ${#sum} = 64 ] || fail "$sum is no SHA-256" "64 characters of 0-9 and a-f"
+case $wheel in
+  https://*) [ -n "$sum" ] || fail "a wheel from the network needs its checksum" "--sha256 SUM, as the release's SHA256SUMS has it" ;;
+  *://*) fail "a wheel is taken over https only" "--wheel https://... --sha256 SUM" ;;
+  "") [ -n "$offline$release$dry" ] || fail "this install.sh belongs to no release, so nothing says which program is the right one" \
+    "take install.sh from a release, or build a wheel: make dist, then sh install.sh --wheel dist/atoll-...-$machine.whl" ;;
+  *) [ -n "$sum" ] || sum=$(awk -v name="${wheel##*/}" '$2 == name { print $1 }' "$(dirname "$wheel")/SHA256SUMS" 2>/dev/null || true)
+    [ ! -e "$wheel" ] || [ -z "$sum" ] || printf '%s  %s\n' "$sum" "$wheel" | sha256sum --status -c ||
+      fail "$wheel has another checksum than it should have" "copy it again" ;;
+esac
 if [ -n "$gvisor" ] && command -v runsc >/dev/null 2>&1; then gvisor=""; fi
 if [ -n "$service" ] && ! has_systemd; then service=""; no_systemd=yes; fi
 
@@ -167,6 +183,10 @@ own() { grep -qxF "$1" "$list" 2>/dev/null || printf '%s\n' "$1" >> "$list"; }
 if [ -n "$offline" ]; then
   step="checking the bundle"
   (cd "$offline" && sha256sum --quiet -c SHA256SUMS) || fail "files of the bundle are damaged" "copy it again"
+  for file in "$offline"/wheels/* "$offline/runsc"; do
+    [ ! -e "$file" ] || awk -v name="${file#"$offline"/}" '$2 == name { found = 1 } END { exit !found }' "$offline/SHA256SUMS" ||
+      fail "$file is not in the bundle's SHA256SUMS" "copy the bundle again"
+  done
 fi
 if [ -n "$missing" ] && [ -n "$packages" ]; then
   step="installing $missing"
@@ -195,8 +215,22 @@ done_so_far="$done_so_far $prefix"
 step="installing the program"
 pip() { "$prefix/venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 if [ -n "$offline" ]; then pip install --upgrade --no-index --find-links "$offline/wheels" atoll
-elif [ -n "$wheel" ]; then pip install --upgrade "$wheel"
-else pip install --upgrade atoll; fi
+else
+  case $wheel in  # of the program itself; pip compares what it downloads
+    "") set -- "atoll==$release"; for one in $release_sums; do set -- "$@" "--hash=sha256:$one"; done ;;
+    https://*) set -- "atoll @ $wheel" "--hash=sha256:$sum" ;;
+    *) set -- "" ;;
+  esac
+  if [ -z "$1" ]; then pip install --upgrade --no-deps "$wheel"
+  else
+    printf '%s\n' "$*" > "$prefix/program.txt"
+    pip install --upgrade --no-deps --only-binary :all: --require-hashes -r "$prefix/program.txt"
+  fi
+  # What it needs: versions and checksums that the wheel brings.
+  needed=$("$prefix/venv/bin/python" -c 'import atoll, os; print(os.path.dirname(atoll.__file__))')/setup/requirements.lock
+  [ -e "$needed" ] || fail "this wheel does not say which packages it needs" "take the wheel for $machine of a later release"
+  pip install --upgrade --no-deps --require-hashes -r "$needed"
+fi
 for name in atoll k8e-sandbox; do
   [ ! -e "$bin/$name" ] || grep -qxF "$bin/$name" "$list" || fail "$bin/$name is there and is not ours" "choose another place: --bin DIR"
   ln -sf "$prefix/venv/bin/atoll" "$bin/$name"; own "$bin/$name"

@@ -47,7 +47,7 @@ def main() -> int:
     hatch("sdist", ROOT, output)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     (output / f"atoll-{version}.cdx.json").write_text(json.dumps(bill_of_materials(version), indent=1) + "\n")
-    write_checksums(output)
+    write_installer(version, write_checksums(output), output)
     return 0
 
 
@@ -91,7 +91,8 @@ def client_tree(work: Path) -> Path:
     table: Any = project
     table["project"]["scripts"]["atoll"] = "atoll.cli:main"
     wheel = table["tool"]["hatch"]["build"]["targets"]["wheel"]
-    del wheel["force-include"]["scripts/install-runsc.sh"]
+    for name in ("scripts/install-runsc.sh", "requirements-run.lock"):
+        del wheel["force-include"][name]
     for key in ("hooks", "shared-scripts"):
         del wheel[key]
     (work / "pyproject.toml").write_text(tomlkit.dumps(project))
@@ -141,12 +142,25 @@ def _crate(crate: str, package: dict[str, Any]) -> dict[str, Any]:
     return {"type": "library", "name": package["name"], "version": package["version"], "purl": purl, "hashes": hashes}
 
 
-def write_checksums(output: Path) -> None:
+def write_checksums(output: Path) -> dict[str, str]:
+    """Write SHA256SUMS and return the sum of each file."""
     files = sorted(path for path in output.glob("atoll-*") if path.is_file())
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in files]
     (output / "SHA256SUMS").write_text("\n".join(lines) + "\n")
     for path, line in zip(files, lines, strict=True):
         print(f"{path.stat().st_size / 1e6:6.1f} MB  {line}", file=sys.stderr)
+    return {path.name: line.split()[0] for path, line in zip(files, lines, strict=True)}
+
+
+def write_installer(version: str, sums: dict[str, str], output: Path) -> None:
+    """Write the release's install.sh, which installs the wheels with these checksums alone."""
+    wheels = [value for name, value in sums.items() if "manylinux" in name]
+    blank = 'release="" release_sums=""\n'
+    text = (ROOT / "install.sh").read_text()
+    if text.count(blank) != 1:
+        raise SystemExit("install.sh has no place for the release's checksums")
+    (output / "install.sh").write_text(text.replace(blank, f'release="{version}" release_sums="{" ".join(wheels)}"\n'))
+    (output / "install.sh").chmod(0o755)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,12 @@ def check_crates(program: str) -> Iterator[str]:
 
 
 def check_packages() -> Iterator[str]:
-    """Yield what is wrong with requirements.lock: no version, no hash, another version installed, a licence."""
+    """Yield what is wrong with requirements.lock: no version, no hash, another version installed, a licence, another one for users."""
     entries = re.split(r"\n(?=[A-Za-z0-9])", (ROOT / "requirements.lock").read_text())
+    versions = dict(re.findall(r"^([a-z0-9-]+)==([^\s;\\]+)", "\n".join(entries), re.M))
+    for name, version in re.findall(r"^([a-z0-9-]+)==([^\s;\\]+)", (ROOT / "requirements-run.lock").read_text(), re.M):
+        if versions.get(name, version) != version:
+            yield f"requirements-run.lock: {name} {version}, but {versions[name]} is tested; run `make lock`"
     for entry in entries:
         found = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", entry)
         if found is None or "--hash=sha256:" not in entry:

@@ -1,7 +1,11 @@
 """`install.sh`: what it says, what it makes, and that removing leaves nothing."""
 
+import hashlib
 import os
+import shutil
 import subprocess
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,19 +21,18 @@ long_only = pytest.mark.skipif(
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    import shutil
-    import tempfile
-
     made = Path(tempfile.mkdtemp(prefix="ati-", dir="/tmp"))
     yield made
     shutil.rmtree(made, ignore_errors=True)
 
 
-def run(home: Path, *words: str, env: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+def run(
+    home: Path, *words: str, env: dict[str, str] | None = None, script: Path = SCRIPT
+) -> "subprocess.CompletedProcess[str]":
     given = {"PATH": os.environ["PATH"], "HOME": str(home), "ATOLL_HOME": str(home / "data"), **(env or {})}
     places = ("--prefix", str(home / "opt"), "--bin", str(home / "bin"))
     return subprocess.run(
-        ["sh", SCRIPT, *words, *places], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ["sh", script, *words, *places], env=given, capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
 
 
@@ -71,6 +74,72 @@ def test_a_damaged_bundle_is_refused(home: Path) -> None:
     (bundle / "SHA256SUMS").write_text("0" * 64 + "  wheels/atoll.whl\n")
     done = run(home, *PLAIN, "--offline", str(bundle))
     assert done.returncode == 1 and "damaged" in done.stderr and not (home / "opt").exists()
+
+
+def test_nothing_is_taken_without_a_checksum(home: Path) -> None:
+    """A script of no release does not ask an index for whatever has the name `atoll`, and no URL is believed."""
+    for words, told in (
+        ((), "belongs to no release"),
+        (("--wheel", "https://127.0.0.1:1/atoll.whl"), "needs its checksum"),
+        (("--wheel", "http://127.0.0.1:1/atoll.whl", "--sha256", "0" * 64), "over https only"),
+        (("--wheel", "atoll.whl", "--sha256", "0" * 63), "is no SHA-256"),
+    ):
+        done = run(home, *PLAIN, *words)
+        assert done.returncode == 1 and told in done.stderr, done.stderr
+        assert list(home.iterdir()) == []
+
+
+def test_a_wheel_that_its_checksums_do_not_list_so_is_refused(home: Path) -> None:
+    (home / "atoll.whl").write_text("edited")
+    for words in (("--sha256", "0" * 64), ()):
+        if not words:
+            (home / "SHA256SUMS").write_text("0" * 64 + "  atoll.whl\n")
+        done = run(home, *PLAIN, "--wheel", str(home / "atoll.whl"), *words)
+        assert done.returncode == 1 and "another checksum" in done.stderr and not (home / "opt").exists()
+
+
+def test_a_file_that_was_added_to_a_bundle_is_refused(home: Path) -> None:
+    bundle = home / "bundle"
+    (bundle / "wheels").mkdir(parents=True)
+    (bundle / "SHA256SUMS").write_text("")
+    (bundle / "wheels" / "atoll-99-py3-none-any.whl").write_text("added")
+    (bundle / "wheels" / "good").write_text("")
+    (bundle / "SHA256SUMS").write_text(f"{hashlib.sha256(b'').hexdigest()}  wheels/good\n")
+    done = run(home, *PLAIN, "--offline", str(bundle))
+    assert done.returncode == 1 and "not in the bundle" in done.stderr and not (home / "opt").exists()
+
+
+def test_a_releases_script_takes_its_own_wheel_and_known_dependencies_alone(home: Path, wheel: Path) -> None:
+    """An index that offers other bytes under the right names gets nothing installed, the program's or a dependency's."""
+    index = home / "index"
+    index.mkdir()
+    version = wheel.name.split("-")[1]
+    env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CACHE_DIR": str(home / "cache")}
+    script = home / "install.sh"
+    release = f'release="{version}" release_sums="{"0" * 64} {hashlib.sha256(wheel.read_bytes()).hexdigest()}"\n'
+    script.write_text(SCRIPT.read_text().replace('release="" release_sums=""\n', release))
+
+    def install() -> str:
+        done = run(home, *PLAIN, env=env, script=script)
+        assert done.returncode != 0
+        return done.stderr
+
+    with zipfile.ZipFile(index / wheel.name, "w") as forged, zipfile.ZipFile(wheel) as good:
+        for name in good.namelist():
+            forged.writestr(name, good.read(name) + (b"evil = 1\n" if name == "atoll/__init__.py" else b""))
+    assert "DO NOT MATCH THE HASHES" in install()
+    assert not list((home / "opt").glob("venv/lib/*/site-packages/atoll"))
+    shutil.copy(wheel, index / wheel.name)
+    needed = zipfile.ZipFile(wheel).read("atoll/setup/requirements.lock").decode()
+    first, number = next(line.split()[0].split("==") for line in needed.splitlines() if "==" in line)
+    name = f"{first.replace('-', '_')}-{number}"
+    with zipfile.ZipFile(index / f"{name}-py3-none-any.whl", "w") as forged:
+        forged.writestr(f"{name}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {first}\nVersion: {number}\n")
+        forged.writestr(f"{name}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        forged.writestr(f"{name}.dist-info/RECORD", "")
+    assert "DO NOT MATCH THE HASHES" in install()
+    assert list((home / "opt").glob("venv/lib/*/site-packages/atoll")), "the program itself was right"
+    assert not list((home / "opt").glob(f"venv/lib/*/site-packages/{name}*"))
 
 
 @long_only
