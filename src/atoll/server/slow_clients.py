@@ -1,4 +1,4 @@
-"""An end to patience with callers over TCP: a body that hardly comes, and an answer that nobody takes.
+"""Timeouts for slow callers over TCP: a body that hardly comes, and an answer that nobody takes.
 
 The local user's own socket has no such clock: a pager that is not scrolled, or a pipe that waits for its producer, is no
 attack on oneself.

@@ -135,7 +135,7 @@ class LocalBackend:
         spare = self.pool.take(spec.id)
         if spare is not None:
             return await self._claim(spare, spec)
-        with self.pool.stand_back():
+        with self.pool.hold_refill():
             engine = await self._engine(spec.runtime)
             _check(spec, engine.runtime.name, engine.runtime.capabilities)
             return self._doubt_if_it_crashes(await self._create(spec, engine), engine)
@@ -192,7 +192,7 @@ class LocalBackend:
     async def _clean_up(self, record: LocalRecord, *, keep_disk: bool) -> None:
         """After a failed create, whose own error is the one to tell. What stays is swept by the next daemon."""
         try:
-            await self._bury(record, keep_disk=keep_disk)
+            await self._teardown(record, keep_disk=keep_disk)
         except (AtollError, OSError) as error:
             log.error("sandbox %s could not be made and is not wholly gone: %s", record["id"], error)
 
@@ -274,10 +274,10 @@ class LocalBackend:
             raise FailedPrecondition(f"sandbox {box} is being made")
         self.pool.take(box)  # what was set aside and never used
         async with self._locks.setdefault(box, asyncio.Lock()):
-            await self._bury(_ours(record), keep_disk=keep_disk)
+            await self._teardown(_ours(record), keep_disk=keep_disk)
         self._locks.pop(box, None)
 
-    async def _bury(self, record: LocalRecord, *, keep_disk: bool) -> None:
+    async def _teardown(self, record: LocalRecord, *, keep_disk: bool) -> None:
         """Works on any half-made state: each step takes away what is there and does not ask why."""
         box = check_id(record["id"])
         group = self.groups.open(box)

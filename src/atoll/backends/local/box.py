@@ -127,7 +127,7 @@ class LocalBox:
         self._killed = self._killed or "killed by the daemon"
         self._hold_mounts()
         self._init.signal(signal.SIGKILL)  # its namespace dies with it, also where there is no control group
-        self._group.strike()
+        self._group.send_kill()
         with suppress(TimeoutError):  # then the group says what does not die
             async with asyncio.timeout(KILL_TIMEOUT):
                 await self.wait()

@@ -150,8 +150,8 @@ class Pool:
             await self.discard(spare)
 
     @contextmanager
-    def stand_back(self) -> Iterator[None]:
-        """While a caller waits for a cold start, no spare is begun."""
+    def hold_refill(self) -> Iterator[None]:
+        """Begin no spare while a caller waits for a cold start."""
         self._cold += 1
         try:
             yield
@@ -261,10 +261,10 @@ class Pool:
             if not shelf.spares and wanted == 0:
                 del self._shelves[key]
             elif self._can(key.runtime).freezes_idle:
-                await self._lay_down(shelf)
+                await self._freeze_old(shelf)
 
-    async def _lay_down(self, shelf: Shelf) -> None:
-        """Spares that have been ready for a while sleep. One that is just going to sleep is not on the shelf."""
+    async def _freeze_old(self, shelf: Shelf) -> None:
+        """Freeze spares that have been ready for a while. A spare is off the shelf while it is being frozen."""
         for made, box in list(shelf.spares):
             if box.id in self._asleep or time.monotonic() - made < REST_AFTER or (made, box) not in shelf.spares:
                 continue

@@ -53,7 +53,7 @@ class Shells(Part):
         session = self._find(live, shell)
         try:
             async with asyncio.timeout(OPENING):
-                ready = await _said(session, "ready", 0)
+                ready = await _await_line(session, "ready", 0)
         except TimeoutError:
             ready = False
         if not ready:
@@ -231,7 +231,7 @@ def _info(session: Running) -> ShellInfo:
     )
 
 
-async def _said(session: Running, word: str, start: int) -> bool:
+async def _await_line(session: Running, word: str, start: int) -> bool:
     """Wait until the session has told a line that starts with `word`; False when it ended without."""
     told = "\n"
     async for channel, _, data in session.output.follow({1: start, 2: -1}):
@@ -249,7 +249,7 @@ async def _is_over(session: Running, running: Running, wait: float) -> bool:
         return session.ended or f"{running.id} ".encode() in session.output.kept[1].read(start)[1]
     try:
         async with asyncio.timeout(wait):
-            await _said(session, running.id, start)
+            await _await_line(session, running.id, start)
         return True
     except TimeoutError:
         return False

@@ -212,7 +212,7 @@ class Broker:
                     if waiting is not None and not waiting.done():
                         waiting.set_result(message)
                     continue
-                writer.write(wire.encode({"n": message.get("n"), **self._obey(message)}))
+                writer.write(wire.encode({"n": message.get("n"), **self._carry_out(message)}))
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
             _log.info("the daemon hung up")
@@ -227,7 +227,7 @@ class Broker:
                 self._daemon = None
                 self._alone_since = time.monotonic()
 
-    def _obey(self, message: wire.Message) -> wire.Message:
+    def _carry_out(self, message: wire.Message) -> wire.Message:
         try:
             match message.get("op"):
                 case "register":

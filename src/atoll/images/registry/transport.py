@@ -188,7 +188,7 @@ class Transport:
         return token
 
     def _failure(self, status: int, body: bytes, anonymous: bool | None = None) -> AtollError:
-        name, said = f"{self._name}/{self._repository}", _said(body)
+        name, said = f"{self._name}/{self._repository}", _quote_error(body)
         if status in (401, 403):
             if anonymous is None:
                 anonymous = self._credentials.login(self._name) is None
@@ -228,7 +228,7 @@ def _peek(response: urllib3.BaseHTTPResponse) -> bytes:
     return body
 
 
-def _said(body: bytes) -> str:
+def _quote_error(body: bytes) -> str:
     """The registry's own words about an error, without anything that steers a terminal."""
     try:
         first = json.loads(body)["errors"][0]

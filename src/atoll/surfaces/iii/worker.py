@@ -142,14 +142,14 @@ class Worker:
             except Refused as refused:
                 raise Refused(str(refused)) from None
             except Failure as failure:
-                raise Refused(self._told(failure)) from None
+                raise Refused(self._envelope(failure)) from None
             except errors.AtollError as error:
                 code = "S216" if "::fs::" in function else "S300"
-                raise Refused(self._told(Failure(code, error.message))) from None
+                raise Refused(self._envelope(Failure(code, error.message))) from None
 
         return handle
 
-    def _told(self, failure: Failure) -> str:
+    def _envelope(self, failure: Failure) -> str:
         return f"handler error: {failure}" if self.door.settings.legacy_error_prefix else str(failure)
 
     async def _write(self, data: Any) -> Any:

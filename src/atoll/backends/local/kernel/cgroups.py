@@ -241,7 +241,7 @@ class Group:
         deadline = time.monotonic() + timeout
         pause = 0.0005
         while pids := self.pids():
-            self.strike()
+            self.send_kill()
             for pid in pids:  # for kernels without cgroup.kill; init comes first, and its namespace dies with it
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -250,7 +250,7 @@ class Group:
             await asyncio.sleep(pause)
             pause = min(pause * 2, 0.05)
 
-    def strike(self) -> None:
+    def send_kill(self) -> None:
         """Kill everything inside, once and without waiting, where the kernel can."""
         for directory in self._directories():
             if (directory / "cgroup.kill").exists():

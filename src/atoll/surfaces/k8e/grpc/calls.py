@@ -46,7 +46,7 @@ USER_INSIDE: ContextVar[str] = ContextVar(
     "user", default=""
 )  # what `x-sandbox-user` says: whose rights a call has inside
 
-_HEARD = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream", "x-sandbox-user"))
+_FIELDS = frozenset(("authorization", "x-sandbox-tenant", "x-sandbox-stream", "x-sandbox-user"))
 
 
 def user_inside() -> str | None:
@@ -131,7 +131,7 @@ class Calls:
         try:
             if peer is None:
                 raise Unauthenticated("this connection is not known")
-            said = _said(context.invocation_metadata())
+            said = _read_metadata(context.invocation_metadata())
             who = self._keeper.identify(peer, bearer_of(said.get("authorization")))
             self._doors.admit(context.peer(), who)
             if kind is not None:
@@ -166,11 +166,11 @@ class Calls:
                 self._observe(who, method, peer.address if peer else "", outcome)
 
 
-def _said(metadata: Any) -> dict[str, str]:
+def _read_metadata(metadata: Any) -> dict[str, str]:
     """Return atoll's fields of a call's metadata; two values for one name contradict each other."""
     found: dict[str, str] = {}
     for name, value in metadata or ():
-        if name in _HEARD:
+        if name in _FIELDS:
             if name in found:
                 raise Unauthenticated(f"more than one `{name}` was sent")
             found[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")

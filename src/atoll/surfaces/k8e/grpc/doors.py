@@ -373,10 +373,10 @@ class _Front(_Half):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._be_content()
+        self._cancel_stall_timer()
 
     def connection_lost(self, reason: Exception | None) -> None:
-        self._be_content()
+        self._cancel_stall_timer()
         self._forget_clock()
         super().connection_lost(reason)
         self._doors.leave(self)
@@ -420,7 +420,7 @@ class _Front(_Half):
         else:
             self.cut()
 
-    def _be_content(self) -> None:
+    def _cancel_stall_timer(self) -> None:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None

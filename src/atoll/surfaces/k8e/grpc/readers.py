@@ -1,4 +1,4 @@
-"""An end to patience with readers over TCP: an answer that nobody takes ends its call, and then its connection.
+"""Timeouts for slow readers over TCP: an answer that nobody takes ends its call, and then its connection.
 
 HTTP/2 sends no more than the reader has made room for, and not even the status of a call that is over, so a reader that
 makes none would hold what it asked for as long as its connection lives. The local user's own socket has no such clock, as
