@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from lab import probes
 from lab.sandboxes import RUNTIMES, Lab
 
@@ -12,6 +13,10 @@ import atoll
 
 if TYPE_CHECKING:
     from lab.kubernetes import TestCluster
+
+# A loaded machine is no fault of a test: how long it takes to draw examples is not judged, and none has a deadline.
+settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("atoll")
 
 
 @pytest.fixture(scope="session", autouse=True)

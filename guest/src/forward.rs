@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use crate::op::{OpError, Req};
+use crate::op::{words_of_errno, OpError, Req};
 use crate::sys::{self, IN, OUT};
 
 pub const WINDOW: u64 = 1024 * 1024;
@@ -191,7 +191,8 @@ pub fn refused(error: io::Error) -> OpError {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => "exhausted",
         _ => "refused",
     };
-    OpError { code, message: error.to_string(), errno: error.raw_os_error() }
+    let message = error.raw_os_error().map_or_else(|| error.to_string(), words_of_errno);
+    OpError { code, message, errno: error.raw_os_error() }
 }
 
 /// How a connect that was under way has ended.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rmpv::Value;
 
-use crate::op::{base_dir, bytes_of, OpError, Req};
+use crate::op::{base_dir, bytes_of, words_of_errno, OpError, Req};
 use crate::place;
 use crate::plain;
 use crate::shim::{Report, Stage};
@@ -387,7 +387,7 @@ pub fn resize(master: &OwnedFd, size: Size) -> Result<(), OpError> {
 pub fn start_error(report: Report, programs: &[CString], name: &[u8]) -> OpError {
     let Report::Failed { stage, errno } = report else { return OpError::new("internal", "unexpected report") };
     let name = String::from_utf8_lossy(name).into_owned();
-    let text = std::io::Error::from_raw_os_error(errno).to_string();
+    let text = words_of_errno(errno);
     let (code, message) = match (stage, errno) {
         (Stage::Exec, libc::ENOENT) => {
             let exists = programs.iter().any(|p| unsafe { libc::access(p.as_ptr(), libc::F_OK) == 0 });

@@ -37,8 +37,7 @@ impl OpError {
     }
 
     pub fn from_errno(errno: i32) -> Self {
-        let message = std::io::Error::from_raw_os_error(errno).to_string();
-        Self { code: code_of_errno(errno), message, errno: Some(errno) }
+        Self { code: code_of_errno(errno), message: words_of_errno(errno), errno: Some(errno) }
     }
 
     /// The same error with what it was about put in front of its text.
@@ -80,6 +79,36 @@ impl From<rustix::io::Errno> for OpError {
     fn from(errno: rustix::io::Errno) -> Self {
         Self::from_errno(errno.raw_os_error())
     }
+}
+
+/// Says in plain words what went wrong; what has no words here gets the C library's, without Rust's number behind them.
+pub fn words_of_errno(errno: i32) -> String {
+    let words = match errno {
+        libc::ENOENT => "no such file or directory",
+        libc::EEXIST => "something of that name is there already",
+        libc::ENOTDIR => "a part of the path is not a directory",
+        libc::EISDIR => "this is a directory, not a file",
+        libc::ENOTEMPTY => "the directory is not empty",
+        libc::EACCES => "the user of this operation has no right to it",
+        libc::EPERM => "the sandbox does not allow this",
+        libc::ENOSPC => "the disk of the sandbox is full",
+        libc::EDQUOT => "the quota of the disk is used up",
+        libc::ENAMETOOLONG => "the name is too long",
+        libc::ELOOP => "the path leads through too many links",
+        libc::EROFS => "this part of the file system is read-only",
+        libc::EBUSY => "it is in use",
+        libc::ETXTBSY => "the program is running and cannot be changed",
+        libc::EXDEV => "the two places are on different file systems",
+        libc::EMFILE | libc::ENFILE => "too many files are open in the sandbox",
+        libc::ENOMEM => "the sandbox has no memory left for it",
+        libc::ENOEXEC => "this is no program: its format is unknown",
+        libc::ECONNREFUSED => "nothing listens there",
+        _ => {
+            let text = std::io::Error::from_raw_os_error(errno).to_string();
+            return text.split(" (os error").next().unwrap_or_default().to_lowercase();
+        }
+    };
+    words.to_owned()
 }
 
 fn code_of_errno(errno: i32) -> &'static str {

@@ -24,7 +24,7 @@ def server(home: str) -> Iterator[Server]:
         yield made
 
 
-def test_python_client(server: Server) -> None:
+def test_everyday_26_python_client(server: Server) -> None:
     try:
         importlib.metadata.version("agentkernel-sdk")
     except importlib.metadata.PackageNotFoundError:
@@ -64,7 +64,7 @@ def node_client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return npm.install(tmp_path_factory.mktemp("npm"), f"agentkernel@{NPM_VERSION}")
 
 
-def test_node_client(server: Server, node_client: Path) -> None:
+def test_everyday_26_node_client(server: Server, node_client: Path) -> None:
     (node_client / "use.mjs").write_text(SCRIPT)
     env = {**os.environ, "URL": server.url, "KEY": KEY, "NAME": f"n{os.urandom(5).hex()}"}
     done = subprocess.run(["node", "use.mjs"], cwd=node_client, env=env, capture_output=True, timeout=WAIT)

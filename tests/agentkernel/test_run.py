@@ -130,7 +130,7 @@ def test_ak_P8_P12_moderate_shows_nothing_of_the_host(cli: Cli, project: Path) -
     assert hint.code == 1 and b"hint:" in hint.stderr and b"--profile permissive" in hint.stderr
 
 
-def test_line_11_the_hint_names_the_image_that_was_used(cli: Cli) -> None:
+def test_everyday_11_the_hint_names_the_image_that_was_used(cli: Cli) -> None:
     done = cli("run", "--image", "host", "poetry", "--version")
     assert done.code == 127 and b"hint: the image host has no `poetry`" in done.stderr, done
 

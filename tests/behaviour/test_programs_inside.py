@@ -13,7 +13,7 @@ OTHER_USERS = pytest.mark.skipif(not SEVERAL_IDS, reason="without subordinate id
 SELF = "import socket; print(socket.gethostbyname(socket.gethostname()))"
 
 
-def test_the_host_name_resolves(anywhere: Sandbox) -> None:
+def test_everyday_21_the_host_name_resolves(anywhere: Sandbox) -> None:
     found = anywhere.exec(["python3", "-c", SELF])
     assert (found.exit_code, found.stdout) == (0, "127.0.1.1\n"), found.stderr
     assert anywhere.exec("getent hosts localhost").exit_code == 0
@@ -21,7 +21,7 @@ def test_the_host_name_resolves(anywhere: Sandbox) -> None:
     assert sum(anywhere.exec("hostname").stdout.strip() in line for line in lines) == 1
 
 
-def test_the_host_name_of_a_named_and_restarted_sandbox_resolves(lab: Lab, runtime: str) -> None:
+def test_everyday_21_the_host_name_of_a_named_and_restarted_sandbox_resolves(lab: Lab, runtime: str) -> None:
     with lab.sandbox(runtime=runtime, name="my-build") as sandbox:
         for _ in range(2):
             found = sandbox.exec(["python3", "-c", SELF])
@@ -31,7 +31,7 @@ def test_the_host_name_of_a_named_and_restarted_sandbox_resolves(lab: Lab, runti
             sandbox.restart()
 
 
-def test_arguments_of_nearly_two_mebibytes(anywhere: Sandbox) -> None:
+def test_everyday_23_arguments_of_nearly_two_mebibytes(anywhere: Sandbox) -> None:
     """As Linux allows: 2 MiB with the environment, 128 KiB each."""
     words = ["a" * 100_000] * 19
     done = anywhere.exec(["python3", "-c", "import sys; print(sum(map(len, sys.argv[1:])))", *words])
@@ -43,7 +43,7 @@ def test_arguments_of_nearly_two_mebibytes(anywhere: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("size", [131_071, 131_072, 200_000, 1_500_000])
-def test_a_shell_line_of_any_length_to_two_mebibytes(anywhere: Sandbox, size: int) -> None:
+def test_everyday_23_a_shell_line_of_any_length_to_two_mebibytes(anywhere: Sandbox, size: int) -> None:
     head, tail = 'echo $# "$0"; x=\'', "é'; echo ${#x}; exit 9"
     line = head + "b" * (size - len(head) - len(tail.encode())) + tail
     assert len(line.encode()) == size
@@ -54,7 +54,7 @@ def test_a_shell_line_of_any_length_to_two_mebibytes(anywhere: Sandbox, size: in
     )
 
 
-def test_a_long_shell_line_keeps_its_lines(anywhere: Sandbox) -> None:
+def test_everyday_23_a_long_shell_line_keeps_its_lines(anywhere: Sandbox) -> None:
     """Several lines, a here document, a comment in the first place, a syntax error at the end."""
     filler = "# " + "c" * 150_000 + "\n"
     done = anywhere.exec(filler + "cat <<EOF\nhere $((1+1))\nEOF\nset -- a b; echo $#\n")
@@ -63,7 +63,7 @@ def test_a_long_shell_line_keeps_its_lines(anywhere: Sandbox) -> None:
     assert broken.exit_code != 0 and "syntax error" in broken.stderr
 
 
-def test_the_stdin_limit_counts_bytes(lab: Lab, anywhere: Sandbox) -> None:
+def test_everyday_23_the_stdin_limit_counts_bytes(lab: Lab, anywhere: Sandbox) -> None:
     """The same number of bytes passes whatever they are, and the refusal names it."""
     most = 32 * 1024 * 1024
     for data in (b"\0" * most, "\x01" * most, "é" * (most // 2)):
@@ -77,7 +77,7 @@ def test_the_stdin_limit_counts_bytes(lab: Lab, anywhere: Sandbox) -> None:
     assert status == 400 and str(most) in answer["error"]["message"]
 
 
-def test_merged_stderr_is_in_true_order(anywhere: Sandbox) -> None:
+def test_everyday_29_merged_stderr_is_in_true_order(anywhere: Sandbox) -> None:
     line = "for i in $(seq 200); do echo out $i; echo err $i >&2; done"
     wanted = "".join(f"out {i}\nerr {i}\n" for i in range(1, 201))
     done = anywhere.exec(line, merge_stderr=True)
@@ -91,7 +91,7 @@ def test_merged_stderr_is_in_true_order(anywhere: Sandbox) -> None:
         list(anywhere.stream("print(1)", language="python", merge_stderr=True))
 
 
-def test_unknown_users_and_programs_are_typed(anywhere: Sandbox) -> None:
+def test_everyday_29_unknown_users_and_programs_are_typed(anywhere: Sandbox) -> None:
     """By class and code, without reading a text."""
     for wrong in ("nobody-here", "root:no-such-group"):
         with pytest.raises(errors.UserNotFound) as refused:
@@ -110,7 +110,7 @@ def test_unknown_users_and_programs_are_typed(anywhere: Sandbox) -> None:
 
 
 @OTHER_USERS
-def test_file_operations_as_a_user(anywhere: Sandbox) -> None:
+def test_everyday_29_file_operations_as_a_user(anywhere: Sandbox) -> None:
     """The rights are the user's, and so is what is made."""
     files = anywhere.files
     files.mkdir("/workspace/shared", mode=0o777)
@@ -151,7 +151,7 @@ def test_file_operations_as_a_user(anywhere: Sandbox) -> None:
 
 
 @OTHER_USERS
-def test_host_image_tools_for_users_work(anywhere: Sandbox) -> None:
+def test_everyday_24_host_image_tools_for_users_work(anywhere: Sandbox) -> None:
     """su, runuser, adduser and what they need in /etc and /run."""
     assert anywhere.exec("su nobody -s /bin/sh -c 'id -u'").stdout == "65534\n"
     assert anywhere.exec("runuser -u nobody -- id -u").stdout == "65534\n"
@@ -164,13 +164,13 @@ def test_host_image_tools_for_users_work(anywhere: Sandbox) -> None:
     assert denied.exit_code != 0 and "uid=0" not in denied.stdout
 
 
-def test_host_image_says_what_to_use_instead_of_apt(anywhere: Sandbox) -> None:
+def test_everyday_24_host_image_says_what_to_use_instead_of_apt(anywhere: Sandbox) -> None:
     for line in ("apt-get install -y hello", "apt update"):
         refused = anywhere.exec(line)
         assert refused.exit_code == 100 and "--image debian:12" in refused.stderr and "pip" in refused.stderr
 
 
-def test_ids_above_the_range_of_a_sandbox(anywhere: Sandbox, runtime: str) -> None:
+def test_everyday_25_ids_above_the_range_of_a_sandbox(anywhere: Sandbox, runtime: str) -> None:
     """As docs/policy.md says: a container refuses to give a file to one, gVisor leaves the owner as it is."""
     make = (
         "import tarfile\n"
@@ -187,7 +187,7 @@ def test_ids_above_the_range_of_a_sandbox(anywhere: Sandbox, runtime: str) -> No
     assert anywhere.files.stat("far").uid == 0
 
 
-def test_line_25_archives_with_ids_the_sandbox_does_not_have(lab: Lab, anywhere: Sandbox, runtime: str) -> None:
+def test_everyday_25_archives_with_ids_the_sandbox_does_not_have(lab: Lab, anywhere: Sandbox, runtime: str) -> None:
     """Everything is unpacked; who cannot be the owner is said on container, and root is it on gVisor (docs/programs.md)."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

@@ -70,7 +70,7 @@ def container(place: tuple[Lab, str]) -> Lab:
 
 
 @pytest.mark.parametrize(("memory", "cpus", "shown"), [(300, 1.0, 1), (640, 0.5, 1), (512, 2.0, 2)])
-def test_programs_see_their_limits(place: tuple[Lab, str], memory: int, cpus: float, shown: int) -> None:
+def test_everyday_22_programs_see_their_limits(place: tuple[Lab, str], memory: int, cpus: float, shown: int) -> None:
     lab, runtime = place
     with lab.sandbox(runtime=runtime, memory_mb=memory, cpus=cpus, pids=256) as made:
         found = json.loads(made.exec(["python3", "-c", PYTHON]).stdout)
@@ -88,7 +88,7 @@ def test_programs_see_their_limits(place: tuple[Lab, str], memory: int, cpus: fl
         assert made.exec("echo x > /proc/meminfo").exit_code != 0
 
 
-def test_java_sees_the_limits(place: tuple[Lab, str]) -> None:
+def test_everyday_22_java_sees_the_limits(place: tuple[Lab, str]) -> None:
     lab, runtime = place
     if runtime == "container" and ROOTLESS and Path("/sys/fs/cgroup/memory").exists():
         pytest.skip(
@@ -103,7 +103,7 @@ def test_java_sees_the_limits(place: tuple[Lab, str]) -> None:
         assert heap < 512 and processors == 1, result
 
 
-def test_control_groups_tell_the_limits(container: Lab) -> None:
+def test_everyday_22_control_groups_tell_the_limits(container: Lab) -> None:
     """They are live, and the group that a program is in is the top of what it sees."""
     with container.sandbox(runtime="container", memory_mb=300, cpus=1.5, pids=100) as made:
         found = json.loads(made.exec(["python3", "-c", GROUPS]).stdout)

@@ -24,7 +24,7 @@ def read_until(terminal: Pty, text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["INT", "QUIT", "TERM"])
-def test_signal_to_the_foreground_reaches_the_only_group(anywhere: Sandbox, name: str) -> None:
+def test_everyday_19_signal_to_the_foreground_reaches_the_only_group(anywhere: Sandbox, name: str) -> None:
     """A program alone on its terminal gets the signal, by key or not."""
     with anywhere.pty(["sh", "-c", CATCHES % {"name": name}]) as terminal:
         read_until(terminal, b"ready")
@@ -33,7 +33,7 @@ def test_signal_to_the_foreground_reaches_the_only_group(anywhere: Sandbox, name
         assert terminal.wait().exit_code == 3
 
 
-def test_signal_to_the_foreground_reaches_a_job_of_an_interactive_shell(anywhere: Sandbox) -> None:
+def test_everyday_19_signal_to_the_foreground_reaches_a_job_of_an_interactive_shell(anywhere: Sandbox) -> None:
     """The foreground is the shell's job, not the shell, which ignores SIGINT and lives on."""
     with anywhere.pty(["bash", "--norc", "-i"]) as terminal:
         terminal.write('sh -c "' + CATCHES % {"name": "INT"} + '"\n')
@@ -44,7 +44,7 @@ def test_signal_to_the_foreground_reaches_a_job_of_an_interactive_shell(anywhere
         read_until(terminal, b"alive")
 
 
-def test_signal_to_an_unknown_foreground_is_refused_and_not_lost(anywhere: Sandbox) -> None:
+def test_everyday_19_signal_to_an_unknown_foreground_is_refused_and_not_lost(anywhere: Sandbox) -> None:
     """Either the job gets a signal that no key sends, or the caller is told that it cannot."""
     with anywhere.pty(["bash", "--norc", "-i"]) as terminal:
         terminal.write('sh -c "' + CATCHES % {"name": "USR1"} + '"\n')
@@ -57,7 +57,7 @@ def test_signal_to_an_unknown_foreground_is_refused_and_not_lost(anywhere: Sandb
             read_until(terminal, b"caught USR1")
 
 
-def test_a_job_that_is_stopped_does_not_end_the_command(anywhere: Sandbox) -> None:
+def test_everyday_19_a_job_that_is_stopped_does_not_end_the_command(anywhere: Sandbox) -> None:
     line = "sleep 30 & kill -STOP $!; sleep 0.3; echo ok; kill -KILL $!"
     result = anywhere.exec(line)
     assert (result.exit_code, result.stdout) == (0, "ok\n")
@@ -74,7 +74,7 @@ def test_a_job_that_is_stopped_does_not_end_the_command(anywhere: Sandbox) -> No
         assert (ran.exit_code, ran.stdout) == (0, "ok\n")
 
 
-def test_signals_to_a_session_spare_what_watches_it(anywhere: Sandbox) -> None:
+def test_everyday_19_signals_to_a_session_spare_what_watches_it(anywhere: Sandbox) -> None:
     """`group="session"` reaches the command and its children, and the exit is still told."""
     command = anywhere.start("sleep 617 & sleep 617; wait")
     until(lambda: sum("sleep 617" in " ".join(p.cmdline) for p in anywhere.processes()) >= 2, "both sleep")
@@ -83,7 +83,7 @@ def test_signals_to_a_session_spare_what_watches_it(anywhere: Sandbox) -> None:
     until(lambda: not [p for p in anywhere.processes() if "617" in " ".join(p.cmdline)], "all have ended")
 
 
-def test_close_of_a_terminal_that_is_being_read(anywhere: Sandbox) -> None:
+def test_everyday_20_close_of_a_terminal_that_is_being_read(anywhere: Sandbox) -> None:
     """Another thread reads: its loop ends, and the command is killed."""
     terminal = anywhere.pty("echo ready; sleep 618")
     ended: list[object] = []
@@ -110,7 +110,7 @@ def test_close_of_a_terminal_that_is_being_read(anywhere: Sandbox) -> None:
         terminal.wait()
 
 
-def test_async_close_of_a_terminal_that_is_being_read(lab: Lab, anywhere: Sandbox) -> None:
+def test_everyday_20_async_close_of_a_terminal_that_is_being_read(lab: Lab, anywhere: Sandbox) -> None:
     """Another task reads: its loop ends, and the command is killed."""
 
     async def scenario() -> None:
@@ -138,7 +138,7 @@ def test_async_close_of_a_terminal_that_is_being_read(lab: Lab, anywhere: Sandbo
     until(lambda: not [p for p in anywhere.processes() if "619" in str(p.cmdline)], "the command has ended")
 
 
-def test_line_30_a_terminal_goes_on_without_a_viewer(anywhere: Sandbox) -> None:
+def test_everyday_30_a_terminal_goes_on_without_a_viewer(anywhere: Sandbox) -> None:
     """Left and joined again, from where it was left or from its beginning; closing it again changes nothing."""
     terminal = anywhere.pty(["sh"], background=True, env={"PS1": ""})
     terminal.write("x=1; echo fi''rst\n")
@@ -163,7 +163,7 @@ def test_line_30_a_terminal_goes_on_without_a_viewer(anywhere: Sandbox) -> None:
         assert ended.wait().exit_code == 5 and ended.offset > offset
 
 
-def test_line_30_a_terminal_without_echo(anywhere: Sandbox) -> None:
+def test_everyday_30_a_terminal_without_echo(anywhere: Sandbox) -> None:
     for echo in (True, False):
         with anywhere.pty(["sh", "-c", "echo re''ady; read line; echo got $line"], echo=echo) as terminal:
             read_until(terminal, b"ready")
@@ -175,7 +175,7 @@ def test_line_30_a_terminal_without_echo(anywhere: Sandbox) -> None:
         assert b"a''b" not in read_until(terminal, b"ab")  # bash's editor follows
 
 
-def test_line_30_a_terminal_outlives_the_daemon(own_lab: Lab, runtime: str) -> None:
+def test_everyday_30_a_terminal_outlives_the_daemon(own_lab: Lab, runtime: str) -> None:
     """Killed in the middle: the terminal goes on, is joined by its id, and nothing of its output is lost."""
     sandbox = own_lab.create(runtime=runtime, name="line30")
     terminal = sandbox.pty(["sh"], background=True, env={"PS1": ""})
@@ -199,7 +199,7 @@ def test_line_30_a_terminal_outlives_the_daemon(own_lab: Lab, runtime: str) -> N
     sandbox.close()
 
 
-def test_line_30_what_is_no_longer_kept_is_told(lab: Lab, anywhere: Sandbox) -> None:
+def test_everyday_30_what_is_no_longer_kept_is_told(lab: Lab, anywhere: Sandbox) -> None:
     """A terminal that wrote more than is kept: all bytes are either read or counted as lost."""
     line = "head -c 3000000 /dev/zero | tr '\\0' x; echo re''ady; read line"
     asked = {"command": line, "pty": {"rows": 24, "cols": 80}, "background": True, "output_limit": 1000}
@@ -212,7 +212,7 @@ def test_line_30_what_is_no_longer_kept_is_told(lab: Lab, anywhere: Sandbox) -> 
         assert terminal.wait().exit_code == 0
 
 
-def test_line_30_bad_terminals(lab: Lab, anywhere: Sandbox, runtime: str) -> None:
+def test_everyday_30_bad_terminals(lab: Lab, anywhere: Sandbox, runtime: str) -> None:
     """Wrong types, huge values, ids of others."""
     path = f"/v1/sandboxes/{anywhere.id}"
     for pty in (

@@ -103,7 +103,7 @@ def test_what_cannot_be_copied(cli: Cli, box: str, source: str, target: str, cod
     assert done.code == code and done.stderr.startswith(b"atoll: ") and not os.path.exists("x")
 
 
-def test_line_29_file_verbs_with_the_rights_of_a_user(cli: Cli, box: str, tree: Path, tmp_path: Path) -> None:
+def test_everyday_29_file_verbs_with_the_rights_of_a_user(cli: Cli, box: str, tree: Path, tmp_path: Path) -> None:
     cli("exec", box, "sh", "-c", "mkdir -pm 777 /workspace/u29; umask 077; echo root > /workspace/u29/private")
     assert cli("cp", "--user", "nobody", str(tree), f"{box}:/workspace/u29/tree").code == 0
     for name in ("atoll", "agentkernel"):

@@ -155,7 +155,7 @@ def test_version(cli: Cli, words: list[str]) -> None:
     assert cli(*words).text == f"atoll {atoll.__version__}\n"
 
 
-def test_line_7_serve_takes_over_from_an_idle_daemon_started_on_demand(fresh: Cli) -> None:
+def test_everyday_7_serve_takes_over_from_an_idle_daemon_started_on_demand(fresh: Cli) -> None:
     session = fresh.ok("sandbox", "create")["session_id"]
     fresh.ok("sandbox", "destroy", session)
     first = fresh.ok("daemon", "status", "--json")["pid"]
@@ -172,7 +172,7 @@ def test_line_7_serve_takes_over_from_an_idle_daemon_started_on_demand(fresh: Cl
     assert b"taking over" in serving.communicate()[1]
 
 
-def test_line_7_serve_beside_a_daemon_in_use_says_what_to_do(fresh: Cli) -> None:
+def test_everyday_7_serve_beside_a_daemon_in_use_says_what_to_do(fresh: Cli) -> None:
     session = fresh.ok("sandbox", "create")["session_id"]
     refused = fresh("serve", "--grpc", "127.0.0.1:0")
     assert refused.code != 0

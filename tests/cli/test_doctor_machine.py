@@ -114,7 +114,7 @@ def test_the_rest_of_the_machine(tmp_path: Path) -> None:
     assert Machine().read("/proc/self/comm") and Machine().uid == os.geteuid()  # by default, the real one
 
 
-def test_no_runtime_is_one_problem_with_the_fix_of_the_usual_one() -> None:
+def test_distro_10_no_runtime_is_one_problem_with_the_fix_of_the_usual_one() -> None:
     rows = [
         {"name": "gvisor", "works": False, "why": "runsc is missing", "fix": "install runsc"},
         {"name": "container", "works": False, "optional": False, "why": "runc is missing", "fix": "install runc"},
@@ -126,13 +126,23 @@ def test_no_runtime_is_one_problem_with_the_fix_of_the_usual_one() -> None:
     assert "runc is missing" in problems[0]["detail"] and len(told) == 4
 
 
-def test_disk_is_ok_only_if_a_default_sandbox_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distro_8_disk_is_ok_only_if_a_default_sandbox_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     for free, ok in ((4352 << 20, True), (3 << 30, False)):
         monkeypatch.setattr(
             doctor_machine.shutil, "disk_usage", lambda place, free=free: shutil._ntuple_diskusage(free, 0, free)
         )
         found = doctor_machine.disk()
         assert found["ok"] is ok and ("needs 4352" in found["detail"]) is not ok
+
+
+def test_distro_9_the_daemon_that_serves_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its control groups count, not those of the shell that asks."""
+    monkeypatch.setenv("ATOLL_HOME", str(tmp_path))
+    (tmp_path / "held-limits").write_text("cpu memory pids\n")
+    assert (
+        delegation(Machine(uid=1000, user="somebody"))["detail"]
+        == "the daemon has control groups for cpu, memory, pids"
+    )
 
 
 def test_who_does_not_linger_is_told(tmp_path: Path) -> None:

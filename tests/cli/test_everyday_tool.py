@@ -7,9 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from lab.lossy_proxy import LossyProxy
 from lab.waiting import until
 
 from .conftest import WAIT, Cli
@@ -245,3 +247,48 @@ def test_everyday_2_a_named_sandbox_that_has_ended_is_told_as_that(cli: Cli) -> 
     assert f"no sandbox '{name}'".encode() in done.stderr and b"idle timeout" in done.stderr, done
     assert "idle timeout" in cli("sandbox", "get", name).json["detail"]
     assert b"ended" not in cli("exec", f"{name}x", "true").stderr
+
+
+@pytest.mark.parametrize("words", [("start",), ("prewarm",)])
+def test_everyday_32_pinning_is_asked_again_when_its_answer_is_lost(
+    fresh: Cli, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """The daemon that pinned itself is replaced before its answer arrives; the next one is asked again."""
+    real = fresh.ok("daemon", "status", "--json") if fresh("daemon", "start").code == 0 else {}
+    fresh("daemon", "stop")
+    assert fresh("list").code == 0, "a daemon that is not pinned"
+    front, restarted = tmp_path / "home", threading.Event()
+    front.mkdir()
+
+    def restart() -> None:
+        until(lambda: fresh.ok("daemon", "status", "--json")["pinned"], "the first request never arrived")
+        fresh("daemon", "stop")
+        fresh("list")
+        restarted.set()
+
+    proxy = LossyProxy(front / "daemon.sock", real["socket"], b"/v1/daemon/pin", restarted)
+    threading.Thread(target=restart, daemon=True).start()
+    try:
+        done = fresh("daemon", *words, env={"ATOLL_HOME": str(front)})
+    finally:
+        restarted.set()
+        proxy.close()
+    assert done.code == 0, done
+    assert fresh.ok("daemon", "status", "--json")["pinned"] is True
+
+
+def test_everyday_32_errors_of_files_are_in_words(cli: Cli, box: str) -> None:
+    """Of ours: no number of an operating system, and the path that was meant."""
+    cli.ok("sandbox", "write", box, "/workspace/plain", stdin=b"x")
+    for path, words in (
+        ("/workspace", "this is a directory"), ("/workspace/none", "no such file"), ("/workspace/plain/x", "not a directory"),
+    ):  # fmt: skip
+        detail = cli("sandbox", "read", box, path).json["detail"]
+        assert words in detail and path in detail and "os error" not in detail, detail
+    denied = cli("sandbox", "write", box, "/proc/version", stdin=b"x").json["detail"]
+    assert "os error" not in denied and denied.startswith("/proc/version"), denied
+
+
+def test_everyday_15_words_of_other_tools_lead_to_ours(cli: Cli) -> None:
+    for typed, meant in ((("sandbox", "ports"), "sandbox expose"), (("ports",), "sandbox expose"), (("ls",), "list")):
+        assert f"did you mean {meant}".encode() in cli(*typed).stdout + cli(*typed).stderr, typed

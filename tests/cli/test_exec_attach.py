@@ -168,7 +168,7 @@ def test_output_without_t_cannot_steer_the_terminal(terminal, box: str) -> None:
     assert "\x1b[31m" in raw.until("-end-")
 
 
-def test_line_30_a_kept_terminal_is_left_and_joined(terminal, cli: Cli, box: str) -> None:  # type: ignore[no-untyped-def]
+def test_everyday_30_a_kept_terminal_is_left_and_joined(terminal, cli: Cli, box: str) -> None:  # type: ignore[no-untyped-def]
     first = terminal("attach", "--keep", box, "sh")
     first.type("x=5; echo he''re-$x\n")
     first.until("here-5")
@@ -193,7 +193,7 @@ def test_line_30_a_kept_terminal_is_left_and_joined(terminal, cli: Cli, box: str
     assert cli("attach", box, "--join", found, "ls").code != 0
 
 
-def test_line_30_a_terminal_without_echo(terminal, box: str) -> None:  # type: ignore[no-untyped-def]
+def test_everyday_30_a_terminal_without_echo(terminal, box: str) -> None:  # type: ignore[no-untyped-def]
     quiet = terminal("attach", "--no-echo", box, "sh", "-c", "echo re''ady; read x; echo got $x")
     quiet.until("ready")
     quiet.type("word\n")

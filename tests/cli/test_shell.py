@@ -5,7 +5,7 @@ from lab.terminal import Terminal
 from .conftest import Cli
 
 
-def test_a_session_is_opened_used_and_closed(cli: Cli, box: str) -> None:
+def test_everyday_30_a_session_is_opened_used_and_closed(cli: Cli, box: str) -> None:
     session = cli("shell", box, "--open").stdout.decode().strip()
     assert cli("shell", box, "--session", session, "-c", "cd /tmp && export A=1").code == 0
     done = cli("shell", box, "--session", session, "-c", "pwd; echo $A; echo e >&2; (exit 4)")
@@ -16,7 +16,7 @@ def test_a_session_is_opened_used_and_closed(cli: Cli, box: str) -> None:
     assert b"shell" in cli("shell", box, "--session", session, "-c", "true").stderr
 
 
-def test_lines_are_run_one_after_another_until_the_session_ends(cli: Cli, box: str) -> None:
+def test_everyday_30_lines_are_run_one_after_another_until_the_session_ends(cli: Cli, box: str) -> None:
     done = cli("shell", box, stdin=b"x=5\necho $x\nexit 3\necho not reached\n")
     assert (done.code, done.stdout) == (3, b"5\n")
     done = cli("shell", box, "--lang", "python", stdin=b"y = 5\ny + 1\n")

@@ -73,7 +73,7 @@ def test_a_daemon_that_dies_leaves_nobody_asleep_for_good(sleepy: DaemonProcess)
     until(lambda: frozen(box), "it sleeps again")
 
 
-def test_a_daemon_that_stops_leaves_idle_sandboxes_frozen_and_the_next_use_thaws_them() -> None:
+def test_everyday_31_a_daemon_that_stops_leaves_idle_sandboxes_frozen_and_the_next_use_thaws_them() -> None:
     """Also those that were awake a moment ago, but none in which a program runs."""
     with running_daemon(CONFIG.replace("0.2", "600")) as daemon:
         idle, busy = daemon.create(network=False), daemon.create(network=False)
@@ -92,7 +92,7 @@ def test_a_daemon_that_stops_leaves_idle_sandboxes_frozen_and_the_next_use_thaws
         assert idle.destroy()["state"] == "ended"
 
 
-def test_a_sandbox_left_frozen_ends_at_its_lifetime_when_the_next_daemon_comes() -> None:
+def test_everyday_31_a_sandbox_left_frozen_ends_at_its_lifetime_when_the_next_daemon_comes() -> None:
     with running_daemon(CONFIG.replace("0.2", "600")) as daemon:
         box = daemon.create(network=False, lifetime_s=10)  # the daemon has left by then, on a slow machine too
         end = box.info()["expires_at"]

@@ -56,7 +56,7 @@ def shell(box: Box) -> Iterator[Shell]:
     opened.close()
 
 
-def test_directory_environment_functions_and_last_code_are_kept(shell: Shell) -> None:
+def test_everyday_30_directory_environment_functions_and_last_code_are_kept(shell: Shell) -> None:
     assert shell.said("cd /tmp && export A=1; f() { echo f $A; }; echo out; echo err >&2") == ("out\n", "err\n", 0)
     assert shell.said("pwd; f; env | grep ^A=; (exit 7)") == ("/tmp\nf 1\nA=1\n", "", 7)
     assert shell.said("echo $?") == ("7\n", "", 0)
@@ -212,7 +212,7 @@ def test_wrong_requests_and_users(box: Box) -> None:
 
 
 @pytest.mark.parametrize("language", ["bash", "python", "node"])
-def test_line_30_sessions_of_another_user(box: Box, language: str) -> None:
+def test_everyday_30_sessions_of_another_user(box: Box, language: str) -> None:
     """All that root's have: streams, stdin, timeouts, interrupts; with that user's rights and nothing left behind."""
     if language == "node" and box.exec("command -v node")["exit_code"]:
         pytest.skip("no node on this machine")
@@ -237,7 +237,7 @@ def test_line_30_sessions_of_another_user(box: Box, language: str) -> None:
     until(lambda: shell.id not in box.exec("ls -a /tmp")["stdout"], "its directory is removed")
 
 
-def test_line_30_one_user_does_not_reach_the_session_of_another(box: Box) -> None:
+def test_everyday_30_one_user_does_not_reach_the_session_of_another(box: Box) -> None:
     shell = Shell(box, user="nobody", cwd="/")
     shell.run("secret=1")
     pid = shell.said("echo $$")[0].strip()
@@ -252,7 +252,7 @@ def test_line_30_one_user_does_not_reach_the_session_of_another(box: Box) -> Non
     shell.close()
 
 
-def test_line_30_a_sandbox_has_so_many_terminals(box: Box) -> None:
+def test_everyday_30_a_sandbox_has_so_many_terminals(box: Box) -> None:
     """The next one is refused with words, and one that has ended makes room."""
     asked = {"argv": ["sleep", "5151"], "pty": {"rows": 24, "cols": 80}, "background": True}
     opened = []

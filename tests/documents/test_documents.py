@@ -42,6 +42,18 @@ def test_every_path_named_exists(page: Path) -> None:
     assert [name for name in named if not (ROOT / name).exists() and not name.startswith(MADE)] == []
 
 
+def test_everyday_17_the_readme_leads_to_every_guide() -> None:
+    guides = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md")}
+    assert {guide for guide in guides if f"`{guide}`" not in README} == set()
+
+
+def test_every_line_of_everyday_use_has_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import compat_everyday
+
+    assert set(compat_everyday.LINES) == set(compat_everyday.found_tests())
+
+
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_every_command_typed_is_understood(page: Path) -> None:
     """Each has a verb there is, with flags it takes. `a|b`, `[x]` and `...` stand for a choice."""

@@ -330,7 +330,7 @@ def test_iii_D13_leftovers_of_a_crash_are_removed_at_the_next_start(own_fn: Func
 
 
 @pytest.mark.parametrize("how", ["lifeline", "signal"])
-def test_line_28_the_engines_other_daemon_stays_until_the_engine_goes(tmp_path: Path, how: str) -> None:
+def test_everyday_28_the_engines_other_daemon_stays_until_the_engine_goes(tmp_path: Path, how: str) -> None:
     """An engine starts `iii-worker worker-manager-daemon` again and again if it ends by itself."""
     inside, outside = os.pipe()
     code = "import sys; from atoll.surfaces.iii.cli.functions import drop_in; sys.exit(drop_in())"

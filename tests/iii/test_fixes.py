@@ -70,14 +70,14 @@ def mend(fn: FunctionLab, name: str, fields: dict[str, Any]) -> tuple[dict[str, 
 
 
 @pytest.mark.parametrize("fields", CREATE, ids=str)
-def test_line_10_a_fix_of_create_succeeds(fn: FunctionLab, fields: dict[str, Any]) -> None:
+def test_everyday_10_a_fix_of_create_succeeds(fn: FunctionLab, fields: dict[str, Any]) -> None:
     fix, made = mend(fn, "sandbox::create", fields)
     fn("sandbox::stop", sandbox_id=made["sandbox_id"])
     assert set(fix) <= {"image", *fields}
 
 
 @pytest.mark.parametrize("fields", EXEC, ids=str)
-def test_line_10_a_fix_of_exec_succeeds(fn: FunctionLab, box: str, fields: dict[str, Any]) -> None:
+def test_everyday_10_a_fix_of_exec_succeeds(fn: FunctionLab, box: str, fields: dict[str, Any]) -> None:
     _, done = mend(fn, "sandbox::exec", {"sandbox_id": box, **fields})
     assert done["exit_code"] == 0
     if "stdin" in fields:
@@ -85,20 +85,20 @@ def test_line_10_a_fix_of_exec_succeeds(fn: FunctionLab, box: str, fields: dict[
 
 
 @pytest.mark.parametrize("fields", RUN, ids=str)
-def test_line_10_a_fix_of_run_succeeds(fn: FunctionLab, fields: dict[str, Any]) -> None:
+def test_everyday_10_a_fix_of_run_succeeds(fn: FunctionLab, fields: dict[str, Any]) -> None:
     _, done = mend(fn, "sandbox::run", fields)
     assert done["stdout"] == "1\n"
 
 
 @pytest.mark.parametrize(("name", "fields"), FILES, ids=str)
-def test_line_10_a_fix_of_a_file_function_succeeds(
+def test_everyday_10_a_fix_of_a_file_function_succeeds(
     fn: FunctionLab, box: str, name: str, fields: dict[str, Any]
 ) -> None:
     fn.sh(box, "rm -rf /tmp/*; echo q > /tmp/f")
     mend(fn, f"sandbox::fs::{name}", {"sandbox_id": box, **fields})
 
 
-def test_line_10_the_nearest_image_is_named(fn: FunctionLab) -> None:
+def test_everyday_10_the_nearest_image_is_named(fn: FunctionLab) -> None:
     wanted = {
         "pyhton": "python",
         "nodejs": "node",
@@ -122,21 +122,21 @@ def test_line_10_the_nearest_image_is_named(fn: FunctionLab) -> None:
     ],
     ids=str,
 )
-def test_line_10_nothing_destructive_or_guessed_is_offered(
+def test_everyday_10_nothing_destructive_or_guessed_is_offered(
     fn: FunctionLab, box: str, name: str, fields: dict[str, Any]
 ) -> None:
     fn.sh(box, "rm -rf /tmp/*; echo q > /tmp/f; echo g > /tmp/g; mkdir /tmp/full; touch /tmp/full/x")
     assert fn.refused(name, {"sandbox_id": box, **fields}).fix is None
 
 
-def test_line_10_caps_are_a_fix(own_fn: FunctionLab) -> None:
+def test_everyday_10_caps_are_a_fix(own_fn: FunctionLab) -> None:
     own_fn.configure(per_image_caps={"python": {"max_cpus": 1, "max_memory_mb": 128}})
     fix, made = mend(own_fn, "sandbox::create", {"image": "python", "cpus": 4, "memory_mb": 4096})
     assert fix == {"cpus": 1, "memory_mb": 128}
     own_fn("sandbox::stop", sandbox_id=made["sandbox_id"])
 
 
-def test_line_10_run_answers_with_its_sandbox_id(fn: FunctionLab) -> None:
+def test_everyday_10_run_answers_with_its_sandbox_id(fn: FunctionLab) -> None:
     done = fn("sandbox::run", image="python", lang="python", code="print(1)")
     assert len(done["sandbox_id"]) == 36
     assert fn.refused("sandbox::exec", sandbox_id=done["sandbox_id"], cmd="true").code == "S004"

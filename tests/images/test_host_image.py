@@ -231,7 +231,7 @@ print(json.dumps([
     assert not Path("/usr/share/written").exists()
 
 
-def test_line_11_python_is_where_python3_is(tmp_path: Path) -> None:
+def test_everyday_11_python_is_where_python3_is(tmp_path: Path) -> None:
     usr = small_usr(tmp_path)
     assert not os.path.lexists(make(tmp_path, usr).usr_mask / "bin/python")
     (usr / "bin/python3").write_text("#!")
@@ -242,7 +242,7 @@ def test_line_11_python_is_where_python3_is(tmp_path: Path) -> None:
     assert not os.path.lexists(make(tmp_path, usr).usr_mask / "bin/python")
 
 
-def test_line_11_the_host_has_python_if_it_has_python3(tmp_path: Path) -> None:
+def test_everyday_11_the_host_has_python_if_it_has_python3(tmp_path: Path) -> None:
     for name in ("python3", "other"):
         program = tmp_path / "usr/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)

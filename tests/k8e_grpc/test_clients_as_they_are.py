@@ -31,22 +31,22 @@ def decode(body: str) -> tuple[int, str, int]:
 
 
 @pytest.mark.parametrize("how", ["field", "metadata"])
-def test_line_27_exec_stream_sends_frames_on_request(gateway, shared, how) -> None:
+def test_everyday_27_exec_stream_sends_frames_on_request(gateway, shared, how) -> None:
     metadata = (("x-sandbox-stream", "sse"),) if how == "metadata" else ()
     fields = {"frames": "sse"} if how == "field" else {}
     pid, output, exit_code = decode(chunks_of(gateway, metadata, session_id=shared, command=COMMAND, **fields))
     assert (pid > 0, output, exit_code) == (True, OUTPUT, 7)
 
 
-def test_line_27_exec_stream_is_plain_text_without_the_request(gateway, shared) -> None:
+def test_everyday_27_exec_stream_is_plain_text_without_the_request(gateway, shared) -> None:
     assert chunks_of(gateway, session_id=shared, command=COMMAND) == OUTPUT
 
 
-def test_line_27_an_unknown_kind_of_frames_is_refused(local, shared) -> None:
+def test_everyday_27_an_unknown_kind_of_frames_is_refused(local, shared) -> None:
     assert code(local.ExecStream, session_id=shared, command="true", frames="xml") == "INVALID_ARGUMENT"
 
 
-def test_line_27_a_timeout_ends_the_frames_with_an_exit(gateway, shared) -> None:
+def test_everyday_27_a_timeout_ends_the_frames_with_an_exit(gateway, shared) -> None:
     _, output, exit_code = decode(
         chunks_of(gateway, session_id=shared, command="echo before; sleep 60", timeout=3, frames="sse")
     )
@@ -57,7 +57,7 @@ def events_of(local, **fields) -> list[dict]:
     return [json.loads(event) for event in local.GetEvents(**fields).events]
 
 
-def test_line_27_events_have_k8e_names(local, session) -> None:
+def test_everyday_27_events_have_k8e_names(local, session) -> None:
     local.WriteFile(session_id=session, path="/workspace/kept", content="text")
     local.ReadFile(session_id=session, path="/workspace/kept")
     local.Exec(session_id=session, command="exit 3")
@@ -75,7 +75,7 @@ def test_line_27_events_have_k8e_names(local, session) -> None:
     assert all(abs(one["t"] - time.time()) < 600 for one in found.values())
 
 
-def test_line_27_events_carry_the_callers_own_session_id(local) -> None:
+def test_everyday_27_events_carry_the_callers_own_session_id(local) -> None:
     chosen = f"mine-{secrets.token_hex(4)}"
     local.CreateSession(session_id=chosen, memory_mb=128)
     try:
@@ -94,7 +94,7 @@ def test_B3_pip_install_refuses_options(local, shared, package) -> None:
     assert code(local.PipInstall, session_id=shared, packages=["idna", package]) == "INVALID_ARGUMENT"
 
 
-def test_line_27_snapshot_put_registers_a_manifest(gateway, local) -> None:
+def test_everyday_27_snapshot_put_registers_a_manifest(gateway, local) -> None:
     """K8E's CLI keeps layers on its own disk and publishes only their digests, in their order."""
     name = f"manifest-{secrets.token_hex(4)}"
     layers = [secrets.token_hex(32) for _ in range(3)]
@@ -110,7 +110,7 @@ def test_line_27_snapshot_put_registers_a_manifest(gateway, local) -> None:
     assert code(other.SnapshotGet, name=name) == "NOT_FOUND"
 
 
-def test_line_27_a_registry_of_manifests_is_bounded(local) -> None:
+def test_everyday_27_a_registry_of_manifests_is_bounded(local) -> None:
     many = refusal(local.SnapshotPut, name="many", layers=["0" * 64] * 5000)
     assert many.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -123,12 +123,12 @@ def test_B7_open_files_can_be_limited_over_grpc(local) -> None:
         local.DestroySession(session_id=made)
 
 
-def test_line_11_python_runs_where_python3_does(local, shared) -> None:
+def test_everyday_11_python_runs_where_python3_does(local, shared) -> None:
     done = local.Exec(session_id=shared, argv=["python", "-c", "import sys; print(sys.version_info.major)"])
     assert (done.stdout, done.exit_code) == ("3\n", 0), done.stderr
 
 
-def test_line_29_file_calls_have_the_rights_of_a_user(gateway, shared) -> None:
+def test_everyday_29_file_calls_have_the_rights_of_a_user(gateway, shared) -> None:
     stub = sandbox_pb2_grpc.SandboxServiceStub(gateway.channel())
 
     def call(name: str, user: str | None, **fields):

@@ -4,16 +4,15 @@ import asyncio
 import inspect
 import os
 import secrets
-import socket
 import ssl
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import uvloop
+from lab.lossy_proxy import LossyProxy
 
 from atoll import errors
 from atoll.client.route import find_route, parse_endpoint
@@ -159,49 +158,6 @@ def test_a_repeated_create_is_the_same_session(here) -> None:
     stub.DestroySession(session_id=made[0])
 
 
-class LossyProxy:
-    """Passes connections on to a Unix socket. The answer to the first request that has `mark` in it is lost."""
-
-    def __init__(self, path: Path, target: str, mark: bytes, done: threading.Event) -> None:
-        self._target, self._mark, self._done = target, mark, done
-        self._lost = False
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(path))
-        self._listener.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(self._target)
-                muted = threading.Event()
-                threading.Thread(target=self._forward, args=(client, server, muted), daemon=True).start()
-                threading.Thread(target=self._answer, args=(server, client, muted), daemon=True).start()
-
-    def _forward(self, client: socket.socket, server: socket.socket, muted: threading.Event) -> None:
-        with suppress(OSError):
-            while data := client.recv(65536):
-                if self._mark in data and not self._lost:
-                    self._lost = True
-                    muted.set()
-                    server.sendall(data)
-                    self._done.wait(90)
-                    client.shutdown(socket.SHUT_RDWR)
-                    return
-                server.sendall(data)
-
-    def _answer(self, server: socket.socket, client: socket.socket, muted: threading.Event) -> None:
-        with suppress(OSError):
-            while data := server.recv(65536):
-                if not muted.is_set():
-                    client.sendall(data)
-
-
 def test_a_create_whose_answer_is_lost_is_asked_for_again(gateway, tmp_path: Path) -> None:
     mark, made = secrets.token_hex(8), threading.Event()
     stub = gateway.stub()
@@ -273,7 +229,7 @@ def test_files_streams_background_and_pip(here) -> None:
         assert c.run("exit 9").exit_code == 9
 
 
-def test_line_29_commands_and_files_of_another_user(here) -> None:
+def test_everyday_29_commands_and_files_of_another_user(here) -> None:
     with sandbox_session() as (c, session):
         c.exec(session, "mkdir -m 777 shared; umask 077; echo root > private")
         assert c.exec(session, "id -u", user="nobody").stdout == "65534\n"

@@ -7,7 +7,7 @@ from mcp.client import Client
 from atoll.surfaces.mcp.tools import TOOLSETS
 
 
-async def test_a_shell_stays_between_calls(door: Any) -> None:
+async def test_everyday_30_a_shell_stays_between_calls(door: Any) -> None:
     async with Client(door.url) as client:
 
         async def use(**arguments: Any) -> Any:

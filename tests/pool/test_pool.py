@@ -219,7 +219,7 @@ def test_ak_K4_P26_a_run_of_its_own_is_served_by_a_spare_and_shares_nothing(daem
         assert daemon.pool()["hits"] == hits + 1
 
 
-def test_line_11_the_status_counts_warm_sandboxes_of_each_agent(daemon: PoolDaemon) -> None:
+def test_everyday_11_the_status_counts_warm_sandboxes_of_each_agent(daemon: PoolDaemon) -> None:
     daemon.atoll("daemon", "prewarm", "--mode", "codex")
     daemon.ready()
     agents = daemon.pool()["agents"]

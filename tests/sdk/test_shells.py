@@ -8,7 +8,7 @@ from lab.sandboxes import Lab
 from atoll import AsyncSandbox, Output, Sandbox, errors
 
 
-def test_a_session_keeps_its_state_and_says_when_it_ended(anywhere: Sandbox) -> None:
+def test_everyday_30_a_session_keeps_its_state_and_says_when_it_ended(anywhere: Sandbox) -> None:
     with anywhere.shell() as shell:
         assert shell.run("cd /tmp && export A=1").ok
         assert shell.run("pwd; echo $A").stdout == "/tmp\n1\n"

@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_line_8_sandbox_client_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_everyday_8_sandbox_client_is_in_the_wheel(installed: Path, tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     ran = subprocess.run([installed, "-c", EXAMPLE], cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr

@@ -45,13 +45,13 @@ def test_k8e_P35_all(place: Any, write: Callable[..., Path]) -> None:
     assert all("up to date" in line for line in place("sandbox-install-skill", "all"))
 
 
-def test_k8e_P42_an_entry_names_the_command_or_the_url(place: Any) -> None:
+def test_everyday_9_k8e_P42_an_entry_names_the_command_or_the_url(place: Any) -> None:
     place("sandbox-install-skill", "all")
     entry = json.loads((place.home / ".claude.json").read_text())["mcpServers"]["k8e-sandbox"]
     assert entry["args"] == ["mcp"] and entry["command"].endswith("atoll")
     place("sandbox-install-skill", "all", K8E_SANDBOX_MCP_ADDR=":8811")
     url = {"url": "http://127.0.0.1:8811/mcp"}
-    typed = {"type": "http", **url}  # line 9: Claude Code refuses an entry without it
+    typed = {"type": "http", **url}  # Claude Code refuses an entry without it
     assert json.loads((place.home / ".claude.json").read_text())["mcpServers"]["k8e-sandbox"] == typed
     assert json.loads((place.home / ".gemini/settings.json").read_text())["mcpServers"]["k8e-sandbox"] == typed
     assert json.loads((place.home / ".kiro/settings/mcp.json").read_text())["mcpServers"]["k8e-sandbox"] == url
@@ -195,14 +195,14 @@ def test_an_unknown_target_is_an_error(place: Any) -> None:
     assert place.code != 0 and "claude" in place.out and not any(place.home.iterdir())
 
 
-def test_line_11_start_and_stop_are_allowed(place: Any) -> None:
+def test_everyday_11_start_and_stop_are_allowed(place: Any) -> None:
     place("plugin", "install", "claude", "--permissions")
     rules = json.loads((place.project / ".claude/settings.json").read_text())["permissions"]
     assert {"mcp__agentkernel__sandbox_start", "mcp__agentkernel__sandbox_stop"} <= set(rules["allow"])
     assert rules["ask"] == [f"mcp__agentkernel__sandbox_{verb}" for verb in ("create", "file_write", "remove")]
 
 
-def test_line_11_a_project_of_kiro_is_found(place: Any) -> None:
+def test_everyday_11_a_project_of_kiro_is_found(place: Any) -> None:
     (place.project / ".kiro").mkdir()
     place("skill", "install", "auto")
     assert (place.project / ".kiro/skills/k8e-sandbox/SKILL.md").is_file()

@@ -1,7 +1,7 @@
 // A client without settings, by the documents' words: tsx on the source, the local daemon started on demand, errors with hints.
 import assert from "node:assert/strict";
 import { execFile, execFileSync } from "node:child_process";
-import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { delimiter, dirname, join } from "node:path";
 import { test } from "node:test";
@@ -40,7 +40,7 @@ async function main() {
 main();
 `;
 
-test("line 7: the document's example under tsx starts the local daemon and runs", async () => {
+test("everyday 7: the document's example under tsx starts the local daemon and runs", async () => {
   const home = mkdtempSync(join(tmpdir(), "atts-"));
   const env = environment(home);
   try {
@@ -52,7 +52,20 @@ test("line 7: the document's example under tsx starts the local daemon and runs"
   }
 });
 
-test("line 7: without atoll on PATH the error says what to do", async () => {
+test("everyday 17: the program of the page runs as it stands", async () => {
+  const page = readFileSync(join(root, "..", "..", "docs", "typescript.md"), "utf8");
+  const home = mkdtempSync(join(tmpdir(), "atts-"));
+  const env = environment(home);
+  try {
+    const { stdout } = await runDocument(page.match(/```ts\n([^]*?)```/)[1], env);
+    assert.equal(stdout, "one line\n0 42\na,b\n1,2\n/tmp\n0\n");
+  } finally {
+    execFileSync(join(bin, "atoll"), ["daemon", "stop", "--force"], { env, stdio: "ignore" });
+    rmSync(home, { recursive: true, force: true });
+  }
+});
+
+test("everyday 7: without atoll on PATH the error says what to do", async () => {
   const home = mkdtempSync(join(tmpdir(), "atts-"));
   const old = { ...process.env };
   try {
@@ -73,7 +86,7 @@ test("line 7: without atoll on PATH the error says what to do", async () => {
   }
 });
 
-test("line 7: a port nobody listens on is an error with a hint", async () => {
+test("everyday 7: a port nobody listens on is an error with a hint", async () => {
   const client = new SandboxClient("127.0.0.1:1");
   await assert.rejects(client.run("true"), (error) => {
     assert.ok(error instanceof DaemonUnreachable && error.retryable);

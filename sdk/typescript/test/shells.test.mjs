@@ -19,7 +19,7 @@ async function readUntil(terminal, text, offset) {
   throw new Error(`the terminal ended: ${seen}`);
 }
 
-test("line 30: a shell keeps its directory and names, and tells each command's end", async () => {
+test("everyday 30: a shell keeps its directory and names, and tells each command's end", async () => {
   const shell = await sandbox.shell();
   await shell.run("cd /tmp && export A=1");
   const result = await shell.run("pwd; echo $A; cat; echo err >&2; (exit 3)", { stdin: "in" });
@@ -32,7 +32,7 @@ test("line 30: a shell keeps its directory and names, and tells each command's e
   await shell.close();
 });
 
-test("line 30: a shell of another user, in Python", async () => {
+test("everyday 30: a shell of another user, in Python", async () => {
   const shell = await sandbox.shell("python", { user: "nobody", cwd: "/" });
   assert.equal((await shell.run("import os\nx = os.getuid()")).exitCode, 0);
   assert.equal((await shell.run("x")).stdout, "65534\n");
@@ -41,7 +41,7 @@ test("line 30: a shell of another user, in Python", async () => {
   await assert.rejects(sandbox.shell("bash", { user: "a b;c" }), InvalidArgument);
 });
 
-test("line 30: a terminal goes on without us and is joined again", async () => {
+test("everyday 30: a terminal goes on without us and is joined again", async () => {
   const terminal = await sandbox.terminal(["sh"], { echo: false, env: { PS1: "" } });
   await terminal.write("x=5; echo fi''rst\n");
   assert.ok(!(await readUntil(terminal, "first\r\n")).includes("x=5")); // no echo
@@ -59,7 +59,7 @@ test("line 30: a terminal goes on without us and is joined again", async () => {
   assert.deepEqual(await sandbox.terminals(), []);
 });
 
-test("line 30: bad terminals are refused with the server's words", async () => {
+test("everyday 30: bad terminals are refused with the server's words", async () => {
   await assert.rejects(sandbox.terminal(["sh"], { rows: 0 }), InvalidArgument);
   await assert.rejects(sandbox.terminal(["sh"], { echo: "no" }), InvalidArgument);
   await assert.rejects(sandbox.joinTerminal("nope").wait(), NotFound);
@@ -71,7 +71,7 @@ test("line 30: bad terminals are refused with the server's words", async () => {
   await nobody.disconnect();
 });
 
-test("line 30: over the local socket", async () => {
+test("everyday 30: over the local socket", async () => {
   const local = Sandbox.connect(sandbox.id, { endpoint: `unix:${join(process.env.ATOLL_HOME, "grpc.sock")}` });
   const shell = await local.shell();
   assert.equal((await shell.run("echo here")).stdout, "here\n");

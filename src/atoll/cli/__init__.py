@@ -143,20 +143,37 @@ def find(words: list[str]) -> tuple[Verb | None, list[str], list[str]]:
             raise UsageError(
                 f"{group} {rest[0]} needs one more word", "one of " + ", ".join(n.split()[2] for n in below)
             )
-        members = [name.split()[1] for name in BY_NAME if name.startswith(group + " ")]
-        raise UsageError(
-            f"unknown command {group} {rest[0]!r}",
-            nearest(rest[0], members, group + " ") or f"see: {program_name()} help {group}",
-        )
+        raise UsageError(f"unknown command {group} {rest[0]!r}", _meant_below(group, rest[0]))
     return verb, rest[1:], moved
+
+
+# Words other tools have for a verb of ours; their spelling alone would lead to a wrong one.
+_SYNONYMS = {
+    "logs": "sandbox log",
+    "processes": "sandbox ps",
+    "rm": "remove",
+    "ls": "list",
+    "ports": "sandbox expose",
+    "sandbox ports": "sandbox expose, or sandbox exposed for the list",
+    "sandbox port": "sandbox expose",
+    "sandbox forward": "sandbox expose",
+}
+
+
+def _meant_below(group: str, word: str) -> str:
+    """Return what somebody who types this below a group may look for."""
+    if meant := _SYNONYMS.get(f"{group} {word}"):
+        return f"did you mean {meant}?"
+    members = [name.split()[1] for name in BY_NAME if name.startswith(group + " ")]
+    return nearest(word, members, group + " ") or f"see: {program_name()} help {group}"
 
 
 def _meant(word: str) -> str:
     """Suggest a verb for an unknown word: the same word below `sandbox`, else a similar one."""
     if f"sandbox {word}" in BY_NAME:
         return f"did you mean sandbox {word}?"
-    if word in ("logs", "processes", "rm", "ls"):
-        return f"did you mean {dict(logs='sandbox log', processes='sandbox ps', rm='remove', ls='list')[word]}?"
+    if word in _SYNONYMS:
+        return f"did you mean {_SYNONYMS[word]}?"
     return nearest(word, [name.split()[0] for name in BY_NAME])
 
 

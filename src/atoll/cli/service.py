@@ -63,7 +63,7 @@ def _replace_daemon(arguments: Arguments, home: str) -> None:
 
 def start(arguments: Arguments) -> int:
     link = open_link(arguments)
-    link.call(calls.post("/v1/daemon/pin", {}))
+    link.call(calls.post("/v1/daemon/pin", {}, repeatable=True))
     health = link.call(calls.get("/v1/health"))
     tell(f"Daemon: running (pid {health.get('pid')})")
     return 0
@@ -72,7 +72,8 @@ def start(arguments: Arguments) -> int:
 def prewarm(arguments: Arguments) -> int:
     """Pin the daemon and wait until its pool is as full as it wants to be."""
     link = open_link(arguments)
-    link.call(calls.post("/v1/daemon/pin", {"mode": arguments.mode, "count": arguments.count or 0}))
+    asked = {"mode": arguments.mode, "count": arguments.count or 0}
+    link.call(calls.post("/v1/daemon/pin", asked, repeatable=True))
     until = time.monotonic() + STOP_DEADLINE
     while True:
         pool = link.call(calls.get("/v1/health"))["pool"]

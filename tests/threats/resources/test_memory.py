@@ -36,7 +36,7 @@ def test_tmpfs_is_sized(anywhere: Sandbox) -> None:
 
 
 @pytest.mark.skipif(not HELD, reason="memory cannot be limited here")
-def test_shared_memory_is_half_of_the_memory_or_as_asked(lab: Lab, runtime: str) -> None:
+def test_everyday_25_shared_memory_is_half_of_the_memory_or_as_asked(lab: Lab, runtime: str) -> None:
     """And programs may be run from it, as on any Linux machine, but nothing in it gives another id."""
     size = ["python3", "-c", "import os; s = os.statvfs('/dev/shm'); print(s.f_blocks * s.f_frsize >> 20)"]
     with lab.sandbox(runtime=runtime, memory_mb=256) as made:

@@ -43,7 +43,7 @@ SHAPES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_program_alone_is_killed(lab: Lab, runtime: str, shape: str) -> None:
+def test_everyday_1_the_program_alone_is_killed(lab: Lab, runtime: str, shape: str) -> None:
     with lab.sandbox(runtime=runtime, memory_mb=MEMORY) as made:
         made.files.write("/workspace/kept", "mine")
         other = made.start("sleep 600")
@@ -57,13 +57,13 @@ def test_the_program_alone_is_killed(lab: Lab, runtime: str, shape: str) -> None
         assert "oom" in kinds, kinds
 
 
-def test_a_neighbour_notices_nothing(lab: Lab, runtime: str) -> None:
+def test_everyday_1_a_neighbour_notices_nothing(lab: Lab, runtime: str) -> None:
     with lab.sandbox(runtime=runtime, memory_mb=MEMORY) as hog, lab.sandbox(runtime=runtime) as neighbour:
         assert hog.exec(SHAPES["in one go"]).oom
         assert neighbour.exec("echo fine").stdout == "fine\n"
 
 
-def test_what_fits_is_left_alone(lab: Lab, runtime: str) -> None:
+def test_everyday_1_what_fits_is_left_alone(lab: Lab, runtime: str) -> None:
     """Most of the limit can be used, and pages of files are not counted as a program's memory."""
     disk = {} if ROOTLESS else {"disk_mb": 1024}  # an ordinary user's disk of a given size is in memory
     with lab.sandbox(runtime=runtime, memory_mb=MEMORY, **disk) as made:
@@ -73,7 +73,7 @@ def test_what_fits_is_left_alone(lab: Lab, runtime: str) -> None:
         assert result.stdout.strip() == str(600 << 20) and not result.oom, result
 
 
-def test_a_sandbox_that_is_lost_all_the_same_keeps_its_disk(lab: Lab) -> None:
+def test_everyday_1_a_sandbox_that_is_lost_all_the_same_keeps_its_disk(lab: Lab) -> None:
     """gVisor cannot cut a system call short. One that fills far more than the limit may cost the sandbox, and `start` brings it back."""
     if why := lab.works("gvisor"):
         pytest.skip(why)
