@@ -89,7 +89,9 @@ class Warm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Storage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """How the home's disk is given out."""
+    """Where records are kept, and how the home's disk is given out."""
+
+    database_file: str = ""  # holds the connection string of a PostgreSQL (docs/scale.md); empty: atoll.db in the home
 
     # Disks of keys, and sizes that were asked for, are promised in full. The default size of a local user's sandbox counts
     # with one part in this; 1 promises that in full too.

@@ -13,7 +13,8 @@ from atoll import config, errors, model
 from atoll.core.commands import languages
 from atoll.core.commands.history import CAP, History, escape
 from atoll.core.commands.output import TAIL, Kept, Output
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
+from atoll.core.store.sqlite import SqliteDatabase
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(0, 200))
@@ -75,7 +76,7 @@ async def test_a_follower_sees_everything_or_is_told_the_offset(tmp_path: Path) 
 
 
 async def test_a_transcript_has_a_cap_and_whole_lines(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
+    store = Store(SqliteDatabase(tmp_path / "db"))
     history = History(store, tmp_path / "t")
     line = "x" * 1000 + "\n"
     for _ in range(CAP // 1001 + 200):
@@ -101,7 +102,7 @@ def test_escaped_text_is_one_harmless_line(text: str) -> None:
 
 
 async def test_late_writes_are_seen_by_every_question(tmp_path: Path) -> None:
-    store = Store(tmp_path / "db")
+    store = Store(SqliteDatabase(tmp_path / "db"))
     row = {"argv": ["x"], "language": None, "background": False, "body": "", "spec": {}, "started_at": 1.0}
     store.add_command("s", "c", row)
     store.later(lambda: store.update_command("s", "c", status="completed"))
@@ -111,7 +112,7 @@ async def test_late_writes_are_seen_by_every_question(tmp_path: Path) -> None:
         store.add_command("s", "c", row)
     store.later(lambda: store.update_command("s", "c", status="lost"))
     store.close()
-    again = Store(tmp_path / "db")
+    again = Store(SqliteDatabase(tmp_path / "db"))
     found = again.command("s", "c")
     assert found is not None and found["status"] == "lost"
     again.close()
@@ -119,7 +120,7 @@ async def test_late_writes_are_seen_by_every_question(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["plain", "é\U0001f600\0", "half a pair \ud800", "a byte \udce9"])
 def test_any_text_in_a_record_is_read_back(tmp_path: Path, text: str) -> None:
-    store = Store(tmp_path / "state.db")
+    store = Store(SqliteDatabase(tmp_path / "state.db"))
     row = {"id": "s", "owner": "me", "name": None, "state": "stopped", "runtime": "container", "image": "host",
            "spec": {"labels": {"a": text}}, "created_at": 1.0, "last_active": 1.0,
            "record": {"limits": {"pids": 3}, "policy": {"x": text}, "box": {"y": text}}}  # fmt: skip
@@ -131,11 +132,11 @@ def test_any_text_in_a_record_is_read_back(tmp_path: Path, text: str) -> None:
 
 
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path / "db").close()
+    Store(SqliteDatabase(tmp_path / "db")).close()
     with sqlite3.connect(tmp_path / "db") as db:
         db.execute("PRAGMA user_version = 9999")
     with pytest.raises(errors.FailedPrecondition, match="newer"):
-        Store(tmp_path / "db")
+        Store(SqliteDatabase(tmp_path / "db"))
     assert (tmp_path / "db").stat().st_mode & 0o777 == 0o600
 
 

@@ -18,7 +18,8 @@ from lab.sandboxes import Lab
 import atoll
 from atoll.backends.local.kernel.disks import Disks
 from atoll.core.access.principals import local
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
+from atoll.core.store.sqlite import SqliteDatabase
 from atoll.guest import connection
 from atoll.model import CreateSandbox, ExecSpec
 
@@ -90,11 +91,11 @@ async def test_one_message_and_few_statements_per_exec(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(connection.Connection, "open", counted)
         statements: list[str] = []
-        core.store._db.set_trace_callback(statements.append)
+        core.store._db.connection.set_trace_callback(statements.append)
         result = await core.commands.exec(who, made.id, spec[1])
         before = list(statements)
         core.store.flush()
-        core.store._db.set_trace_callback(None)
+        core.store._db.connection.set_trace_callback(None)
         assert result.exit_code == 0
         assert asked == {"exec": 1}
         assert len(statements) <= 6, statements
@@ -111,9 +112,9 @@ async def test_a_late_write_is_not_waited_for_by_the_next_exec() -> None:
         core.store.flush()
         core.store.later(lambda: None)
         statements: list[str] = []
-        core.store._db.set_trace_callback(statements.append)
+        core.store._db.connection.set_trace_callback(statements.append)
         assert core.commands.starter.repeated(live, ExecSpec(argv=["/bin/true"], id="never-seen")) is None
-        core.store._db.set_trace_callback(None)
+        core.store._db.connection.set_trace_callback(None)
         assert len(statements) == 1, statements
 
 
@@ -124,9 +125,9 @@ async def test_a_list_is_one_statement_and_decodes_a_policy_once() -> None:
         for number in range(4):
             await core.sandboxes.create(who, CreateSandbox(name=f"n{number}", network=False))
         statements: list[str] = []
-        core.store._db.set_trace_callback(statements.append)
+        core.store._db.connection.set_trace_callback(statements.append)
         found = await core.sandboxes.list(who)
-        core.store._db.set_trace_callback(None)
+        core.store._db.connection.set_trace_callback(None)
         assert [info.name for info in found] == ["n0", "n1", "n2", "n3"]
         assert len(statements) == 1, statements
         assert all(info.policy is found[0].policy and info.limits is found[0].limits for info in found)
@@ -151,7 +152,7 @@ def test_finding_a_sandbox_does_not_look_at_the_others(tmp_path: Path, ask: str)
     """Steps of SQLite's machine, with few and with many sandboxes in the store."""
     took = []
     for count in (10, 1000):
-        store = Store(tmp_path / f"{count}.db")
+        store = Store(SqliteDatabase(tmp_path / f"{count}.db"))
         for number in range(count):
             row = {
                 **{"id": f"id{number}", "owner": "me", "name": f"name{number}", "state": "running", "runtime": "r"},
@@ -165,9 +166,9 @@ def test_finding_a_sandbox_does_not_look_at_the_others(tmp_path: Path, ask: str)
             steps += 1
             return 0
 
-        store._db.set_progress_handler(step, 1)
+        store._db.connection.set_progress_handler(step, 1)
         found = store.children("id7") if ask == "children" else store.find_sandbox("me", f"{ask}7")
-        store._db.set_progress_handler(None, 1)
+        store._db.connection.set_progress_handler(None, 1)
         assert bool(found) == (ask in ("id", "name", "alias"))
         store.close()
         took.append(steps)

@@ -38,7 +38,8 @@ from atoll.core.sandboxes.recovery import reconcile
 from atoll.core.sandboxes.sessions import Sessions
 from atoll.core.sandboxes.subagents import SubAgents
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.choice import chosen_database
+from atoll.core.store.records import Store
 from atoll.core.workers import Workers
 from atoll.core.workspaces.manifest import Manifests
 from atoll.core.workspaces.snapshots import Snapshots
@@ -58,8 +59,9 @@ class Core:
         self.backend = backend
         self.images = images
         self.network = Network(backend, config.sandboxes.hosts, config.egress)
-        self.store = Store(home / "atoll.db")
-        self.keys = Keys(home / "atoll.db")
+        open_database = chosen_database(home, config.storage.database_file)
+        self.store = Store(open_database("records"))
+        self.keys = Keys(open_database("keys"))
         self.keeper = Doorkeeper(self.keys)
         self.granting = Granting(self.store, freely=config.security.approve_keys_without_terminal)
         self.history = History(self.store, home / "transcripts")

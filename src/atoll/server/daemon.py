@@ -23,7 +23,7 @@ from atoll.backends.contract import Backend, NetworkEvents
 from atoll.backends.local.kernel import delegation, rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images, PodImages
-from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.database import StoreFailed
 from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
 from atoll.server.routes import Stopping

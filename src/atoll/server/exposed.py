@@ -18,7 +18,7 @@ from atoll import accounts, errors, model
 from atoll.accounts import Accounts
 from atoll.core.files.exposures import Exposures, Target
 from atoll.core.files.ports import Ports, Tunnel
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.server import exposed_cookies as cookies
 
 log = logging.getLogger("atoll.exposed")

@@ -16,7 +16,7 @@ from lab.sandboxes import RUNTIMES
 
 from atoll.core import Core
 from atoll.core.access.principals import local
-from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.database import StoreFailed
 from atoll.model import CreateSandbox
 
 ME = local(os.geteuid(), os.getegid())
@@ -35,7 +35,8 @@ async def test_destroy_stop_and_deadlines_work_without_the_store() -> None:
     async with plain_core() as core:
         made = [await core.sandboxes.create(ME, CreateSandbox(name=f"box{n}")) for n in range(3)]
         boxes = [core.sandboxes.live[ME.owner, one.id].box for one in made]
-        real, core.store._db = core.store._db, Broken()  # type: ignore[assignment]
+        database = core.store._db
+        real, database.connection = database.connection, Broken()  # type: ignore[attr-defined]
         try:
             ended = await core.sandboxes.destroy(ME, "box0")
             assert ended.state == "ended" and "store" in (ended.unrecorded or [])
@@ -49,7 +50,7 @@ async def test_destroy_stop_and_deadlines_work_without_the_store() -> None:
             with pytest.raises(StoreFailed):
                 await core.sandboxes.create(ME, CreateSandbox())
         finally:
-            core.store._db = real
+            database.connection = real  # type: ignore[attr-defined]
         await core.reaper.reap()
         assert await _states(core, made) == ["ended", "stopped", "ended"]
         assert (await core.sandboxes.get(ME, made[2].id)).end.kind == "expired"  # type: ignore[union-attr]

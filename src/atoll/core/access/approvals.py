@@ -19,7 +19,7 @@ from atoll.core.access.keys import Keys
 from atoll.core.access.principals import Principal, new_id
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import ApprovalRow
 from atoll.model import ApprovalInfo
 

@@ -14,7 +14,7 @@ from atoll.core.access.approvals import LIFETIME, Approvals
 from atoll.core.access.principals import Principal
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.model import Blocked
 
 log = logging.getLogger("atoll.connections")

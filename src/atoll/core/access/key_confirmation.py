@@ -14,7 +14,7 @@ from atoll.core.access.approved_text import visible
 from atoll.core.access.challenges import Challenges, Place, place_of_caller
 from atoll.core.access.credentials import KeyHolder
 from atoll.core.access.principals import Principal
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 
 POWERFUL = frozenset(("approve", "admin"))
 HINT = "run `atoll key create` in a terminal, or see approve_keys_without_terminal in SECURITY.md"

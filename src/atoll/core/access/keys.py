@@ -13,7 +13,6 @@ import json
 import math
 import re
 import secrets
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.store.columns import Row
+from atoll.core.store.database import Database, Taken
+from atoll.core.store.sqlite import SqliteConnection
 from atoll.errors import AlreadyExists, InvalidArgument, NotFound, Unauthenticated
 
 SCOPES = ("use", "approve", "admin")
@@ -32,13 +33,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,62}")
 _KEY = re.compile(r"(?:e2b_)?([0-9a-f]{64})")
 _DAY = 86400
 
-_TABLE = """
-CREATE TABLE IF NOT EXISTS api_key(
+_TABLE = (
+    """CREATE TABLE IF NOT EXISTS api_key(
     id TEXT PRIMARY KEY, name TEXT NOT NULL, hash TEXT NOT NULL, scopes TEXT NOT NULL, quotas TEXT NOT NULL,
-    created_at INTEGER NOT NULL, expires_at INTEGER, ttl_days INTEGER, revoked_at INTEGER, created_by TEXT NOT NULL DEFAULT '');
-CREATE UNIQUE INDEX IF NOT EXISTS api_key_name ON api_key(name) WHERE revoked_at IS NULL;
-CREATE UNIQUE INDEX IF NOT EXISTS api_key_hash ON api_key(hash);
-"""
+    created_at BIGINT NOT NULL, expires_at BIGINT, ttl_days BIGINT, revoked_at BIGINT, created_by TEXT NOT NULL DEFAULT '')""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS api_key_name ON api_key(name) WHERE revoked_at IS NULL",
+    "CREATE UNIQUE INDEX IF NOT EXISTS api_key_hash ON api_key(hash)",
+)
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,18 @@ class NewKey:
 
 
 class Keys:
-    """The keys of one daemon. `path` is the daemon's database; the table is made here."""
+    """The keys of one daemon, or of all gateways on one database. The table is made here.
 
-    def __init__(self, path: Path | str, *, clock: Callable[[], float] = time.time) -> None:
+    A path is that of the daemon's file of records.
+    """
+
+    def __init__(self, records: Database | Path, *, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._db = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA busy_timeout = 10000")
-        self._db.executescript(_TABLE)
+        self._db = SqliteConnection(records) if isinstance(records, Path) else records
+        with self._db.transaction():
+            for statement in _TABLE:
+                self._db.change(statement)
 
     def close(self) -> None:
         self._db.close()
@@ -139,7 +144,7 @@ class Keys:
         return found
 
     def list(self, *, revoked: bool = False) -> list[Key]:
-        return [_key(row) for row in self._rows("1" if revoked else "revoked_at IS NULL")]
+        return [_key(row) for row in self._rows("1 = 1" if revoked else "revoked_at IS NULL")]
 
     def revoke(self, name: str) -> Key:
         """End a key for good; it is refused from the next call on."""
@@ -196,19 +201,18 @@ class Keys:
             self._write(
                 "INSERT INTO api_key VALUES(?,?,?,?,?,?,?,?,NULL,?)", *row, created, expires, ttl_days, created_by
             )
-        except sqlite3.IntegrityError:
+        except Taken:
             raise AlreadyExists(f"a key named {name!r} exists") from None
         return _key(self._rows("id = ?", row[0])[0])
 
     def _rows(self, where: str, *values: object) -> Sequence[Row]:
         with self._lock:
-            cursor = self._db.execute(f"SELECT * FROM api_key WHERE {where} ORDER BY created_at, id", values)
-            columns = [column[0] for column in cursor.description]
-            return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+            found = self._db.rows(f"SELECT * FROM api_key WHERE {where} ORDER BY created_at, id", *values)
+            return [dict(row) for row in found]
 
     def _write(self, statement: str, *values: object) -> None:
         with self._lock:
-            self._db.execute(statement, values)
+            self._db.change(statement, *values)
 
 
 def parse_ttl(text: str) -> int | None:

@@ -10,7 +10,7 @@ from atoll import errors
 from atoll.core.commands.history import History, Writer
 from atoll.core.commands.output import Output, OutputRefused
 from atoll.core.sandboxes.state import Live
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import CommandEnd, CommandFacts, CommandSpec, Conclusion, Ended, NewCommand
 from atoll.guest import Exit, Process, ProgramNotStarted
 from atoll.model import Chunk, CommandInfo, ExecResult, shown

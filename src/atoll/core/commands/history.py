@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from atoll import errors
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import EventRow
 
 log = logging.getLogger("atoll.history")

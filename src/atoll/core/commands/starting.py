@@ -19,7 +19,8 @@ from atoll.core.commands.kept_outputs import KeptOutputs
 from atoll.core.commands.output import PassedOn
 from atoll.core.commands.sessions import ShellCommand, ShellProcess, command_call, directory_of
 from atoll.core.sandboxes.state import Live
-from atoll.core.store.sqlite import Store, StoreFailed
+from atoll.core.store.database import StoreFailed
+from atoll.core.store.records import Store
 from atoll.core.store.typed import CommandRow, CommandSpec, NewCommand
 from atoll.guest import Process, ProgramNotStarted
 from atoll.guest.process import ProcessRequest

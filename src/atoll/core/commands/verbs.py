@@ -18,7 +18,7 @@ from atoll.core.commands.sessions import ShellCommand, ShellProcess
 from atoll.core.commands.starting import Spec, Starter
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import CommandRow
 from atoll.guest.wire import Message
 from atoll.model import COMMAND_ID, Chunk, CommandInfo, ExecResult, ExecSpec, Gap, Started

@@ -19,7 +19,7 @@ from atoll.core.access.credentials import Doorkeeper, KeyHolder
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import KeptExposure, SandboxRow
 from atoll.model import Exposure
 

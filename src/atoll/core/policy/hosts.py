@@ -12,7 +12,7 @@ from atoll.core.commands.history import History
 from atoll.core.policy.network import Network, of_stored
 from atoll.core.sandboxes.state import host_name
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.egress import UPLOAD, EgressEvent, EgressPolicy
 from atoll.model import Blocked, ChangeHosts, CreateSandbox, HostsInfo, StoredPolicy, convert
 

@@ -9,7 +9,7 @@ from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.policy.images import AUTO, HOST, ImageDone, Images, ImageStep, StoredImages
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.model import BuildImage, DetectImage, PullImage, Request
 
 if TYPE_CHECKING:

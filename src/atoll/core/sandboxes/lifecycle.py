@@ -15,8 +15,9 @@ from atoll import accounts, errors
 from atoll.backends.contract import Backend, Box, Ended, Record
 from atoll.core.commands.history import History
 from atoll.core.sandboxes.state import Live, gone
+from atoll.core.store.database import StoreFailed
+from atoll.core.store.records import Store
 from atoll.core.store.space import Space
-from atoll.core.store.sqlite import Store, StoreFailed
 from atoll.core.store.typed import SandboxChange, SandboxRecord, SandboxRow
 from atoll.core.store.unwritten import Unwritten
 from atoll.core.tasks import Tasks

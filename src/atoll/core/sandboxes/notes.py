@@ -4,7 +4,7 @@ from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 from atoll.core.store.typed import Notes as Written
 
 MOST = 64 * 1024  # characters of one surface's notes about one sandbox

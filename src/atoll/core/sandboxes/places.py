@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from atoll import errors
 from atoll.core.access.principals import Principal
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 
 
 class Places:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
-from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.database import StoreFailed
 from atoll.core.store.typed import SandboxRow
 
 log = logging.getLogger("atoll.reaper")

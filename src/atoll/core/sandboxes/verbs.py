@@ -32,8 +32,9 @@ from atoll.core.sandboxes.lifecycle import NEVER_MS, Lifecycle
 from atoll.core.sandboxes.provisioning import Boxes, agent_deadline
 from atoll.core.sandboxes.state import Live
 from atoll.core.store import rows
+from atoll.core.store.database import StoreFailed
+from atoll.core.store.records import LIVE, Store
 from atoll.core.store.space import Space
-from atoll.core.store.sqlite import LIVE, Store, StoreFailed
 from atoll.core.store.typed import SandboxChange, SandboxRecord, SandboxRow
 from atoll.guest import GuestClient
 from atoll.guest.wire import Message

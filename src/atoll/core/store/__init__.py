@@ -1,1 +1,1 @@
-"""The database of one machine's daemon."""
+"""The records of a daemon: the statements, and the two databases that carry them out."""

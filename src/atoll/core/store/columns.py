@@ -1,7 +1,7 @@
 """Rows of the store whose columns hold JSON: how a value is written, and what is read back."""
 
 import json
-import sqlite3
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ def unpacked(text: str | bytes) -> Any:
         return json.loads(text)
 
 
-def decoded(row: sqlite3.Row | Row) -> Row:
+def decoded(row: Mapping[str, Any]) -> Row:
     """A dict, with the JSON in it decoded."""
     found = dict(row)
     for key in JSON:

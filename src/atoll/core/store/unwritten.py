@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
-from atoll.core.store.sqlite import StoreFailed
+from atoll.core.store.database import StoreFailed
 from atoll.core.store.typed import SandboxChange
 
 log = logging.getLogger("atoll.store")

@@ -12,7 +12,7 @@ import time
 from typing import Literal
 
 from atoll import errors
-from atoll.core.store.sqlite import Store
+from atoll.core.store.records import Store
 
 SECRET = "e2b_secret"  # its name in the store
 Purpose = Literal["envd", "traffic"]
