@@ -44,8 +44,7 @@ impl Boot {
         let text = |key: &str| root.get(key).and_then(|v| v.as_str()).map(str::to_owned);
         let secret = |key: &str| {
             let value = text(key).unwrap_or_default();
-            let good = value.len() == 32 && value.bytes().all(|b| b.is_ascii_hexdigit());
-            good.then_some(value).ok_or_else(|| format!("boot message: `{key}` must be 32 hex digits"))
+            is_secret(&value).then_some(value).ok_or_else(|| format!("boot message: `{key}` must be 32 hex digits"))
         };
         let number = |key: &str| root.get(key).and_then(serde_json::Value::as_u64);
         let mut boot = Self {
@@ -102,6 +101,11 @@ impl Boot {
     }
 }
 
+/// Whether this has the form of a secret: 32 hex digits.
+pub fn is_secret(value: &str) -> bool {
+    value.len() == 32 && value.bytes().all(|b| b.is_ascii_hexdigit())
+}
+
 /// Reads the boot message from fd 0 to its end, then puts /dev/null there.
 pub fn receive() -> Result<Boot, String> {
     let mut raw = Vec::new();
@@ -119,7 +123,11 @@ pub fn receive() -> Result<Boot, String> {
     }
     let null = sys::open(c"/dev/null", libc::O_RDWR).map_err(|e| format!("/dev/null: {e}"))?;
     unsafe { libc::dup2(std::os::fd::AsRawFd::as_raw_fd(&null), 0) };
-    Boot::parse(&raw)
+    let boot = Boot::parse(&raw);
+    for kept in [&mut raw[..], &mut chunk[..]] {
+        crate::agent::wipe_bytes(kept); // the secrets are in it
+    }
+    boot
 }
 
 /// Before all else: nobody inside may trace the agent or read its memory, and nothing it holds may leak into a child.

@@ -117,6 +117,9 @@ class PlainBox:
     async def update_limits(self, limits: Limits) -> None:
         self._need_alive()
 
+    async def save_memory(self, name: str, key: bytes = b"", *, end: bool = False) -> Record:
+        raise errors.Unsupported("a plain process saves no memory", hint="choose another runtime")
+
     async def set_policy(self, policy: Policy) -> None:
         raise errors.FailedPrecondition("this sandbox was made without a network")
 
@@ -215,6 +218,15 @@ class PlainBackend:
 
     async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]:
         return []
+
+    async def forget_memory(self, name: str) -> None:
+        return None
+
+    async def sweep_memories(self, known: set[str]) -> list[str]:
+        return []
+
+    def memory_used(self, name: str) -> int:
+        return 0
 
     async def runtimes(self) -> list[RuntimeStatus]:
         return [RuntimeStatus("container", True)]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use rmpv::Value;
 
+use super::renewing::{wipe_bytes, DIAL_QUIET};
 use super::{token, Agent, Stream, Timer, FEATURES};
 use crate::link::{self, Greeting, Link, Pending};
 use crate::op::map;
@@ -86,18 +87,20 @@ impl Agent {
         if self.link.is_some() || !self.pending.is_empty() {
             return;
         }
-        let hello = self.hello();
+        let mut hello = self.hello();
         match link::dial(path) {
             Ok(fd) if sys::send(fd.as_raw_fd(), &hello).is_ok_and(|n| n == hello.len()) => self.add_pending(fd),
             _ => self.redial(),
         }
+        wipe_bytes(&mut hello);
     }
 
     /// Under `dial`, tries again after a pause that grows.
     pub(super) fn redial(&mut self) {
         if self.boot.dial.is_some() {
             self.at(Instant::now() + self.dial_pause, Timer::Dial);
-            self.dial_pause = (self.dial_pause * 2).min(DIAL_MOST);
+            let most = if self.quiet { DIAL_QUIET } else { DIAL_MOST };
+            self.dial_pause = (self.dial_pause * 2).min(most);
         }
     }
 

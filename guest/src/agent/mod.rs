@@ -10,6 +10,7 @@ mod memory;
 mod ops;
 mod pump;
 mod records;
+mod renewing;
 mod running;
 mod waiting;
 mod warming;
@@ -32,11 +33,12 @@ use crate::procs::Proc;
 use crate::shim::Shim;
 use crate::sys::{self, Poll, IN};
 use crate::wire::{self, Kind};
+pub use renewing::wipe_bytes;
 use waiting::NodeWarm;
 use warming::Warm;
 
 pub const FEATURES: &[&str] =
-    &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm", "filter"];
+    &["exec", "pty", "attach", "files", "forward", "watch", "tar", "configure", "warm", "filter", "renew"];
 /// The reader of a process over a stream.
 pub struct View {
     pub key: u32,
@@ -110,6 +112,8 @@ pub struct Agent {
     signals: OwnedFd,
     listener: Option<OwnedFd>,
     dial_pause: Duration,
+    /// The memory is about to be saved, or has just been: dial often, keep nothing warm.
+    quiet: bool,
     pending: Vec<Pending>,
     next_pending: u32,
     pub link: Option<Link>,
@@ -171,6 +175,7 @@ impl Agent {
             signals,
             listener,
             dial_pause: connect::DIAL_FIRST,
+            quiet: false,
             pending: Vec::new(),
             next_pending: 0,
             link: None,

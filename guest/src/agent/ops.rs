@@ -49,6 +49,7 @@ impl Agent {
             "usage" => Ok(Some(self.op_usage())),
             "info" => Ok(Some(self.op_info())),
             "configure" => self.op_configure(req),
+            "renew" => self.op_renew(req),
             "shutdown" => {
                 let reason = req.opt_str("reason")?.unwrap_or("shutdown").to_owned();
                 self.leaving = Some(reason);

@@ -98,6 +98,15 @@ class BoxSpec:
     read_only_root: bool = False
     seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive
     no_capabilities: bool = False
+    memory: "Memory | None" = None  # it goes on from there, as a sandbox of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A saved memory to start from: what `save_memory` answered, and the key it was sealed with; none if it was not."""
+
+    record: Record
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ class Capabilities:
     host_mounts: bool = False  # directories of the caller's inside it
     host_ports: bool = False  # ports of the caller's machine from inside
     shared_workspace: bool = False  # two sandboxes on one workspace
-    checkpoint: bool = False  # memory and processes can be kept while it is stopped
+    memory: bool = False  # memory and processes can be saved, and sandboxes started from them
     keeps_disk: bool = True  # files can be kept while it is stopped
     policy: Literal["broker", "cluster", "none"] = "none"  # what enforces a list of hosts
 
@@ -158,6 +167,7 @@ class Capabilities:
         shared: bool = False,
         hosts: bool = False,
         kept: bool = False,
+        memory: bool = False,
     ) -> None:
         """Raise Unsupported when one of these is asked of a runtime that cannot do it."""
         wanted = (
@@ -166,6 +176,7 @@ class Capabilities:
             (shared and not self.shared_workspace, "shares no workspace with another sandbox", ""),
             (kept and not self.keeps_disk, "keeps no files of a stopped sandbox", "copy them out of it"),
             (hosts and self.policy == "none", "enforces no list of hosts", "use --no-network"),
+            (memory and not self.memory, "saves no memory", "keep its files with a snapshot"),
         )
         for lacking, what, instead in wanted:
             if lacking:
@@ -245,6 +256,12 @@ class Box(Protocol):
 
     async def thaw(self) -> None: ...
 
+    async def save_memory(self, name: str, key: bytes = b"", *, end: bool = False) -> Record: ...
+
+    # Memory, processes and disk of one moment, under this name (the form of an id), sealed where there is a key: all or nothing.
+    # It goes on afterwards, its connections to the outside reset or not as the runtime can. With `end` it has ended at that
+    # moment, no copy of its disk is made, and only this sandbox can go on from there, on its kept disk.
+
     async def usage(self) -> Usage: ...
 
     async def update_limits(self, limits: Limits) -> None: ...  # those of `capabilities.resizes`
@@ -284,6 +301,12 @@ class Backend(Protocol):
     async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]: ...
 
     # Destroys what has our mark and is not known; with `keep_disk` what runs of it, and its disk stays.
+
+    async def forget_memory(self, name: str) -> None: ...  # a saved memory; none of this name is no error
+
+    async def sweep_memories(self, known: set[str]) -> list[str]: ...  # removes what nobody knows, half saved ones too
+
+    def memory_used(self, name: str) -> int: ...  # bytes that a saved memory takes on the home; 0 where it takes none
 
     def disk_used(self, box: str) -> int | None: ...  # bytes its disk takes on the home now; None: none are kept there
 

@@ -255,6 +255,15 @@ class KubernetesBackend:
                 log.error("sweep: sandbox %s is not wholly gone: %s", sandbox, error.message)
         return strays
 
+    async def forget_memory(self, name: str) -> None:
+        """There are none."""
+
+    async def sweep_memories(self, known: set[str]) -> list[str]:
+        return []
+
+    def memory_used(self, name: str) -> int:
+        return 0
+
     def disk_used(self, box: str) -> int | None:
         return None
 
@@ -311,6 +320,7 @@ def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:
         shared=spec.workspace.kind == "shared",
         hosts=policy.network != "none",
         kept=spec.workspace.kind == "kept",
+        memory=spec.memory is not None,
     )
     fixed = {"read_only_root": "a read-only root", "no_capabilities": "no capabilities"}
     for name, what in fixed.items():

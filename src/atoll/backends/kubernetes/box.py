@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypedDict
 
-from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Traffic, Usage
+from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Record, Traffic, Usage
 from atoll.backends.kubernetes.api import Object
 from atoll.backends.kubernetes.claims import Claims, Identity
 from atoll.backends.kubernetes.identity import find_end
@@ -166,6 +166,10 @@ class KubernetesBox:
 
     async def thaw(self) -> None:
         self._alive()
+
+    async def save_memory(self, name: str, key: bytes = b"", *, end: bool = False) -> Record:
+        self._alive()
+        raise Unsupported("the memory of a sandbox in a cluster cannot be saved", hint="keep its files with a snapshot")
 
     async def usage(self) -> Usage:
         """As the agent counts it: the kubelet's counters are not the gateway's to read."""

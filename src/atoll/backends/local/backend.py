@@ -36,6 +36,7 @@ from atoll.backends.local.kernel.disks import Disks
 from atoll.backends.local.kernel.ids import COUNT, IdRanges, OwnIds
 from atoll.backends.local.kernel.rootless import standing
 from atoll.backends.local.layers import FindLayers, Layers, Rootfs
+from atoll.backends.local.memory.files import Memories
 from atoll.backends.local.network import Loopback, Survivor
 from atoll.backends.local.paths import ID, Paths, check_id
 from atoll.backends.local.pool import Pool, fit
@@ -85,6 +86,7 @@ class LocalBackend:
         self.groups = Groups(self.paths.mark, rootless=self.standing.rootless)
         self.disks = Disks(self.paths.disks)
         self.ids = OwnIds() if self.standing.rootless else IdRanges(ID_LOCKS, self.paths.mark)
+        self.memories = Memories(self.paths.memories)
         self.probes = Probes(
             self.paths,
             self._create_spare,
@@ -266,6 +268,17 @@ class LocalBackend:
         except FileNotFoundError:
             return 0
 
+    # Saved memories
+
+    async def forget_memory(self, name: str) -> None:
+        await asyncio.to_thread(self.memories.forget, name)
+
+    async def sweep_memories(self, known: set[str]) -> list[str]:
+        return await asyncio.to_thread(self.memories.sweep, known)
+
+    def memory_used(self, name: str) -> int:
+        return self.memories.used(name)
+
     # Taking away
 
     async def destroy(self, record: Record, *, keep_disk: bool = False) -> None:
@@ -427,6 +440,7 @@ def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:
         ports=bool(policy.host_ports),
         shared=spec.workspace.kind == "shared",
         hosts=policy.network != "none",
+        memory=spec.memory is not None,
     )
 
 

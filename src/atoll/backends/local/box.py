@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar
 
-from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Traffic, Usage
+from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Record, Traffic, Usage
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.network import Loopback, namespace_of
@@ -172,6 +172,12 @@ class LocalBox:
     async def thaw(self) -> None:
         self._alive()
         await self._group.freeze(False)
+
+    async def save_memory(self, name: str, key: bytes = b"", *, end: bool = False) -> Record:
+        """Of a runtime whose boxes do not say how it is done: Unsupported."""
+        self._alive()
+        self.capabilities.check(self.facts.runtime, memory=True)
+        raise NotImplementedError
 
     async def usage(self) -> Usage:
         memory, peak = self._group.memory()

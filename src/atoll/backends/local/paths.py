@@ -27,6 +27,7 @@ class Paths:
         self.disks = self.home / "disks"
         self.engine = self.home / "engine"
         self.probes = self.home / "probes.json"
+        self.memories = self.home / "memories"
 
     def make(self) -> None:
         """Directories are 0711 where the sandbox's own ids pass through, else 0700."""
