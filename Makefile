@@ -84,7 +84,7 @@ test-long: setup system-test pod-agent ## the same tests with the full counts
 test-kubernetes: setup pod-agent ## tests on a real cluster, made and removed here; building it once takes 15 minutes
 	@scripts/test-kubernetes.sh
 
-bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about ten minutes
+bench: setup system-bench ## timings beside bare-host figures and peers of the same run; about a quarter of an hour
 	@$(PY) -m bench
 
 bench-compare: setup ## OLD=rev NEW=rev [ROWS=a,b] [PAIRS=20] [MAX=1.10]: whether NEW is slower; about ten minutes

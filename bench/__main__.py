@@ -1,7 +1,7 @@
 """`make bench`: every row in one go, beside bare-host figures of the same run, then a table, JSON and a chart.
 
-python -m bench                        all rows (about ten minutes on two cores)
-python -m bench --only create --quick  a first look at some of them
+python -m bench                        all rows (about a quarter of an hour on two cores)
+python -m bench --rows create          a first look at some of them, in few rounds
 python -m bench --document             docs/performance.md anew from the last results
 """
 
@@ -34,6 +34,9 @@ def main() -> int:
         metavar="PATTERN",
         help="rows whose id has this word or matches this glob; commas for more",
     )
+    parser.add_argument(
+        "--rows", default="", metavar="PATTERN", help="short for --quick --only PATTERN: seconds for a row"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of an ordinary row (default 20)")
     parser.add_argument("--quick", action="store_true", help="few rounds and small crowds; the figures are rough")
     parser.add_argument("--list", action="store_true", help="say which rows there are")
@@ -43,6 +46,8 @@ def main() -> int:
     parser.add_argument("--skip", default="", metavar="PATTERN", help="not these")
     parser.add_argument("--out", type=Path, help="where results go (default: bench/results, for whole runs alone)")
     args = parser.parse_args()
+    if args.rows:
+        args.only, args.quick = args.rows, True
     plans = [p for p in PLANS if wanted(p.id, args.only) and not (args.skip and wanted(p.id, args.skip))]
     if args.list:
         print("\n".join(f"{plan.id:32} {plan.title}" for plan in plans))

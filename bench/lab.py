@@ -117,6 +117,10 @@ class Lab:
             self._live[runtime] = Sandbox.create(home=self.home, runtime=runtime, network=False, cpus=2, memory_mb=2048)
         return self._live[runtime]
 
+    def default_first(self) -> list[str]:
+        """The runtimes that work here, the one a caller gets who names none first."""
+        return sorted(self.runtimes, key=lambda runtime: runtime != "gvisor")
+
     def health(self) -> dict[str, Any]:
         found: dict[str, Any] = self.once("link", lambda: Link(self.home)).call(get("/v1/health"))
         return found

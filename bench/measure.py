@@ -15,14 +15,17 @@ HIGHER_IS_BETTER = ("MB/s", "per s")
 
 @dataclass(frozen=True)
 class Goal:
-    """The goal of a contender: a ratio to the baseline, a figure of its own, or so much more than the baseline."""
+    """The goal of a contender: at most (`ratio`) or at least (`times`) so many times the baseline, a figure of its own,
+    or so much more than the baseline."""
 
-    kind: Literal["ratio", "most", "least", "extra"]
+    kind: Literal["ratio", "times", "most", "least", "extra"]
     value: float
 
     def met(self, figure: float, baseline: float) -> bool:
         if self.kind == "ratio":
             return figure <= self.value * baseline
+        if self.kind == "times":
+            return figure >= self.value * baseline
         if self.kind == "extra":
             return figure - baseline <= self.value
         return figure >= self.value if self.kind == "least" else figure <= self.value
@@ -30,13 +33,16 @@ class Goal:
     def text(self, unit: str) -> str:
         if self.kind == "ratio":
             return f"at most {self.value:g} x"
+        if self.kind == "times":
+            return f"at least {self.value:g} x"
         words = {"most": "at most", "least": "at least", "extra": "at most +"}[self.kind]
         return f"{words}{'' if self.kind == 'extra' else ' '}{self.value:g} {unit}".rstrip()
 
 
 @dataclass
 class Contender:
-    """One way to do a row's work. `work` is timed unless it returns a figure; `before` and `after` of each round are not.
+    """One way to do a row's work. `work` is timed unless it returns a figure, or a list of them, one for each call it made.
+    `before` and `after` of each round are not timed.
 
     A returned figure is in seconds for rows in ms and MB/s, and in the row's own unit for all others.
     """
@@ -112,7 +118,8 @@ def _once(c: Contender, unit: str, size: int, *, count: bool) -> None:
         returned = c.work()
         seconds = time.perf_counter() - start
         if count:
-            c.figures.append(figure_of(unit, size, seconds, returned))
+            each = returned if isinstance(returned, list) else [returned]
+            c.figures.extend(figure_of(unit, size, seconds, one) for one in each)
     except Exception as e:
         c.failures.append(f"{type(e).__name__}: {e}"[:300])
     finally:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.lab import Lab
@@ -14,11 +15,11 @@ PROGRAMS = ("/usr/bin/dash", "/usr/bin/true", "/usr/bin/python3.11", "/usr/bin/p
 TREES = ("/usr/lib/python3.11", "/usr/lib/python3/dist-packages/numpy")
 
 
-def bundle(lab: Lab, argv: list[str]) -> Path:
-    """An OCI bundle on the machine's own /usr that runs one command."""
+def bundle(lab: Lab, argv: list[str], workspace: Path | None = None, env: Mapping[str, str] | None = None) -> Path:
+    """An OCI bundle on the machine's own /usr that runs one command; in `workspace`, as /workspace, if there is one."""
     path = lab.work / f"bundle-{len(list(lab.work.glob('bundle-*')))}"
     root = path / "rootfs"
-    for name in ("usr", "proc", "dev", "sys", "tmp", "etc/alternatives"):
+    for name in ("usr", "proc", "dev", "sys", "tmp", "workspace", "etc/alternatives"):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
         (root / name).symlink_to(f"usr/{name}")
@@ -28,6 +29,15 @@ def bundle(lab: Lab, argv: list[str]) -> Path:
     for place in ("/usr", "/etc/alternatives"):
         options = ["bind", "ro", "nosuid"]
         config["mounts"].append({"destination": place, "source": place, "type": "bind", "options": options})
+    if workspace is not None:
+        config["process"]["cwd"] = "/workspace"
+        where = {"destination": "/workspace", "source": str(workspace), "type": "bind", "options": ["bind", "rw"]}
+        config["mounts"] += [
+            where,
+            {"destination": "/tmp", "source": "tmpfs", "type": "tmpfs", "options": ["mode=1777"]},
+        ]
+    if env is not None:
+        config["process"]["env"] = [f"{name}={value}" for name, value in env.items()]
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -7,7 +7,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from bench import command_line, create, doors, gateway, idle, images, live, network, oneshot, throughput, workspaces
+from bench import (
+    backtoback,
+    command_line,
+    create,
+    doors,
+    gateway,
+    idle,
+    images,
+    live,
+    network,
+    oneshot,
+    throughput,
+    work,
+    workspaces,
+)
 from bench.lab import Lab
 from bench.measure import Contender, Goal
 
@@ -38,6 +52,10 @@ def ratio(value: float) -> Goal:
     return Goal("ratio", value)
 
 
+def times(value: float) -> Goal:
+    return Goal("times", value)
+
+
 def most(value: float) -> Goal:
     return Goal("most", value)
 
@@ -62,6 +80,32 @@ def _density(runtime: str, count: str) -> list[Plan]:
     ]  # fmt: skip
 
 
+def _goals(gvisor: Goal, container: Goal) -> dict[str, Goal]:
+    return {"atoll gvisor": gvisor, "atoll container": container}
+
+
+BACK_TO_BACK = [
+    Plan(
+        "row-python", "Python snippet, 200 back to back", partial(backtoback.snippets, language="python"),
+        _goals(ratio(1.5), ratio(0.4)), turns=1,
+    ),
+    Plan("row-node", "Node snippet, 200 back to back", partial(backtoback.snippets, language="node"), turns=1),
+    Plan("row-true", "exec of /bin/true, 200 back to back", backtoback.exec_true, _goals(ratio(5), ratio(1.4)), turns=1),
+    Plan(
+        "callers-python", "Python snippets of eight callers at once", backtoback.callers,
+        _goals(times(0.7), times(2)), unit="per s", turns=3,
+    ),
+]  # fmt: skip
+WORK = [
+    *(
+        Plan(
+            name, task.title, partial(work.task, name=name),
+            _goals(ratio(3), ratio(1.1)) if name.startswith("files-") else {}, rounds=RARE,
+        )
+        for name, task in work.TASKS.items()
+    ),
+    Plan("work-mean", "real work, geometric mean", work.mean, _goals(ratio(2), ratio(1.1)), turns=1),
+]  # fmt: skip
 ONE_SHOT = [
     Plan(f"oneshot-{name.lower()}", f"one-shot {what}", partial(oneshot.hello, language=name), rounds=1 / 2)
     for name, what in (
@@ -193,5 +237,5 @@ IDLE = [
 ]  # fmt: skip
 
 PLANS: list[Plan] = [
-    *LIVE, *CREATE, *ONE_SHOT, *COMMAND_LINE, *THROUGHPUT, *NETWORK, *GATEWAY, *WORKSPACES, *DOORS, *IDLE,
+    *LIVE, *BACK_TO_BACK, *WORK, *CREATE, *ONE_SHOT, *COMMAND_LINE, *THROUGHPUT, *NETWORK, *GATEWAY, *WORKSPACES, *DOORS, *IDLE,
 ]  # fmt: skip

@@ -1,12 +1,14 @@
 """The benchmark's own arithmetic: what a round counts for, how goals are judged, and what people get to see of it."""
 
+import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lab.sandboxes import Lab
 
-from bench import chart, oneshot, programs, report, results
+from bench import backtoback, chart, oneshot, programs, report, results, work
 from bench.__main__ import wanted
 from bench.measure import Contender, Goal, absent, figure_of, middle, race, worst_percent
 from bench.rows import PLANS
@@ -52,10 +54,36 @@ def test_a_figure_is_the_time_unless_the_work_gave_one() -> None:
         figure_of("%", 0, 2.0, None)
 
 
+def test_a_series_of_calls_counts_each_of_its_last() -> None:
+    calls = iter(range(1, 11))
+    asked = Contender("series", partial(backtoback.series, lambda: next(calls), 10, 4))
+    race([asked], 1, "ms", 0, warm_up=False, say=lambda text: None)
+    assert not asked.failures and len(asked.figures) == 4 and next(calls, None) is None
+
+
+def test_real_work_finds_the_same_files_each_time_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every task twice over, on the bare host: what one leaves does not make the next one fail."""
+    for name, count in (("FEW", 100), ("MANY", 100), ("SOURCES", 2)):
+        monkeypatch.setattr(work, name, count)
+    place = work._bare(SimpleNamespace(work=tmp_path), work._archive(tmp_path / "work.tar"))  # type: ignore[arg-type]
+    for task in work.TASKS.values():
+        if shutil.which(task.needs) is None or task.module:
+            continue
+        for _ in range(2):
+            place(task.before or ":")
+            place(task.script)
+    assert len(list((tmp_path / "work-bare" / "clone").rglob("*.txt"))) == 1000 or shutil.which("git") is None
+    with pytest.raises(RuntimeError, match="exit 7"):
+        place("exit 7")
+
+
 @pytest.mark.parametrize(
     ("goal", "figure", "met"),
     [
         (Goal("ratio", 2), 20.0, True), (Goal("ratio", 2), 20.1, False),
+        (Goal("times", 2), 20.0, True), (Goal("times", 2), 19.9, False),
         (Goal("most", 5), 5.0, True), (Goal("most", 5), 6.0, False),
         (Goal("least", 5), 5.0, True), (Goal("least", 5), 4.0, False),
         (Goal("extra", 1), 11.0, True), (Goal("extra", 1), 12.0, False),
