@@ -285,4 +285,4 @@ step="trying it"
 say "$("$prefix/venv/bin/atoll" version) is installed."
 case ":$PATH:" in *":$bin:"*) ;; *) say "Add it to your PATH:  export PATH=\"$bin:\$PATH\"" ;; esac
 say "Try:  atoll sandbox run \"print('hello')\" --lang python"
-say "What works here, and how to mend what does not:  atoll doctor"
+say "What works here, and mending what does not:  atoll doctor, atoll doctor --fix"

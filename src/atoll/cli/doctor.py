@@ -7,27 +7,49 @@ from __future__ import annotations
 
 from ..client import calls
 from ..errors import AtollError
+from .doctor_causes import causes, public
+from .doctor_fix import agreed, carry_out
 from .doctor_machine import Machine, check, machine_checks
-from .output import print_json, safe, tell, write
+from .output import print_json, program_name, safe, tell, write
 from .session import open_link
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .doctor_fix import Done
     from .doctor_machine import Check
     from .grammar import Arguments
 
 
 def doctor(arguments: Arguments) -> int:
-    told = _through_daemon(arguments)  # first: a daemon that starts may find more than this session has
-    checks = [*machine_checks(Machine()), *told]
+    """Tell what works and what does not; with `--fix` do what is advised, after asking, and tell what is left."""
+    machine = Machine()
+    checks = _examine(arguments, machine)
+    done: list[Done] = []
+    fixed = 0
+    if arguments.values.get("fix") and not all(one["ok"] for one in checks):
+        before = causes(checks, machine)
+        if agreed(before, yes=bool(arguments.values.get("yes"))):
+            done = carry_out(before)
+            checks = _examine(arguments, machine)
+            still = {cause.run for cause in causes(checks, machine)}
+            fixed = sum(1 for one in done if one["ok"] and one["command"] not in still)
     problems = _count(checks)
     if arguments.json:
-        print_json({"ok": not problems, "problems": problems, "fixed": 0, "checks": checks})
+        told = {"ok": not problems, "problems": problems, "fixed": fixed, "checks": public(checks)}
+        left = [cause.as_json() for cause in causes(checks, machine)]
+        print_json({**told, "causes": left, **({"done": done} if done else {})})
     else:
-        _tell_all(checks, problems)
+        _tell_all(checks, machine)
     return 1 if problems else 0
+
+
+def _examine(arguments: Arguments, machine: Machine) -> list[Check]:
+    """Return every check of this machine and of the daemon that serves it; one that starts may find more than this session has."""
+    told = _through_daemon(arguments)
+    served = any(row["name"] == "daemon" and row["ok"] for row in told)
+    return [*machine_checks(machine, served=served), *told]
 
 
 def sandbox_doctor(arguments: Arguments) -> int:
@@ -35,16 +57,16 @@ def sandbox_doctor(arguments: Arguments) -> int:
     from .connection_checks import connection_checks, repair
     from .tables import for_people
 
+    machine = Machine()
     checks, local = connection_checks(arguments)
     if local:
-        told = _through_daemon(arguments)
-        checks += [*machine_checks(Machine()), *told]
+        checks += _examine(arguments, machine)
     fixed = repair(checks, really=arguments.fix)
     problems = _count(checks)
     if for_people(arguments):
-        _tell_all(checks, problems)
+        _tell_all(checks, machine)
     else:
-        print_json({"ok": not problems, "problems": problems, "fixed": fixed, "checks": checks})
+        print_json({"ok": not problems, "problems": problems, "fixed": fixed, "checks": public(checks)})
     return 1 if problems else 0
 
 
@@ -52,16 +74,27 @@ def _count(checks: list[Check]) -> int:
     return sum(1 for check in checks if not check["ok"] and not check.get("optional"))
 
 
-def _tell_all(checks: list[Check], problems: int) -> None:
+def _tell_all(checks: list[Check], machine: Machine) -> None:
+    """Print a line for each cause, what helps most first, then a line for all that works."""
+    found = causes(checks, machine)
+    for cause in found:
+        _tell_line("FAIL" if cause.needed else "note", ", ".join(cause.names), cause.detail)
+        if cause.fix:
+            tell(f"      {' ' * 19} fix: {cause.fix}")
+    for row in checks:
+        if row["ok"]:
+            _tell_line("ok", row["name"], row["detail"])
+    needed = sum(1 for cause in found if cause.needed)
+    tell("\nEverything needed works." if not needed else f"\n{needed} problem(s).")
+    if any(cause.run for cause in found):
+        tell(f"{program_name()} doctor --fix does what it can of this, after asking.")
+
+
+def _tell_line(mark: str, name: str, detail: str) -> None:
     from .tables import coloured
 
-    for row in checks:
-        mark = "ok" if row["ok"] else "note" if row.get("optional") else "FAIL"
-        text = safe(f"  {row['name'].ljust(19)} {row['detail']}\n")
-        write(1, (coloured(mark.ljust(4), mark) + text).encode("utf-8", "replace"))
-        if row.get("fix"):
-            tell(f"      {' ' * 19} fix: {row['fix']}")
-    tell("\nEverything needed works." if not problems else f"\n{problems} problem(s).")
+    text = safe(f"  {name.ljust(19)} {detail}\n")
+    write(1, (coloured(mark.ljust(4), mark) + text).encode("utf-8", "replace"))
 
 
 def _through_daemon(arguments: Arguments) -> list[Check]:
@@ -92,10 +125,24 @@ def _runtimes(runtimes: list[Mapping[str, object]]) -> list[Check]:
         said = [str(item.get("version") or "works")] if works else []
         detail = "; ".join(filter(None, [*said, str(item.get("why") or "")])) or "does not work"
         optional = bool(item.get("optional", True)) or not working
-        checks.append(check(f"runtime {item.get('name')}", works, detail, fix, optional=optional))
+        row = check(f"runtime {item.get('name')}", works, detail, fix, optional=optional)
+        if not works and item.get("why") == "not installed":
+            _advise_install(row)
+        checks.append(row)
         if item.get("works") and item.get("warning"):
             checks.append(check("version floor", False, str(item["warning"]), _floor_fix(item), optional=True))
     return checks
+
+
+def _advise_install(row: Check) -> None:
+    """Give a runtime's row the remedy that the row of its engine has, so that both are one cause."""
+    from .doctor_machine import programs
+
+    engine = row["name"].removeprefix("runtime ") + " engine"
+    same = next((one for one in programs(Machine()) if one["name"] == engine and not one["ok"]), None)
+    if same is None:  # this session finds it and the daemon does not
+        return
+    row.update({key: same[key] for key in ("fix", "_run", "_packages") if key in same})  # type: ignore[typeddict-item]
 
 
 def _floor_fix(item: Mapping[str, object]) -> str:

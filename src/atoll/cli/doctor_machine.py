@@ -22,12 +22,13 @@ if TYPE_CHECKING:
         detail: str
         fix: NotRequired[str]
         optional: NotRequired[bool]
+        _packages: NotRequired[list[str]]  # Debian's names of the packages that mend it
+        _run: NotRequired[str]  # the command by which `doctor --fix` mends it
         _repair: NotRequired[list[str]]  # the agents whose skill files are missing
 
 
 LOW_DISK = 4352 << 20  # what a sandbox of the default size needs: its disk, and the reserve of the host
 OLDEST_KERNEL = (5, 12)  # idmapped mounts
-INSTALL = "apt-get install -y"
 CONTROLLERS = ("cpu", "memory", "pids")
 _DELEGATE_MORE = (
     "sudo mkdir -p /etc/systemd/system/user@.service.d && printf '[Service]\\nDelegate=cpu cpuset io memory pids\\n' | "
@@ -74,21 +75,35 @@ class Machine:
         return command if self.uid == 0 else f"sudo {command}"
 
 
-def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False) -> Check:
+def check(name: str, ok: bool, detail: str, fix: str = "", *, optional: bool = False, run: bool = False) -> Check:
+    """Return a row. With `run` the advice is a command, and `doctor --fix` may carry it out."""
     found: Check = {"name": name, "ok": ok, "detail": detail}
     if fix and not ok:
         found["fix"] = fix
+        if run:
+            found["_run"] = fix
     if optional:
         found["optional"] = True
     return found
 
 
-def machine_checks(machine: Machine) -> list[Check]:
+def lacking(machine: Machine, name: str, ok: bool, detail: str, package: str, *, optional: bool = True) -> Check:
+    """Return a row that a package of the distribution mends."""
+    from .doctor_packages import install
+
+    found = check(name, ok, detail, install(machine, [package]), optional=optional)
+    if not ok and package:
+        found["_packages"] = [package]
+    return found
+
+
+def machine_checks(machine: Machine, *, served: bool = False) -> list[Check]:
+    """Look at the machine. `served`: a daemon answers, and what it holds counts, not what this session could."""
     from .doctor_hardening import hardening_checks
 
     checks = [kernel(machine), cgroups(machine), user_namespaces(machine)]
     if machine.uid != 0:
-        checks += [delegation(machine), *lingering(machine), id_ranges(machine)]
+        checks += [delegation(machine, served=served), *lingering(machine), id_ranges(machine)]
     return [*checks, *programs(machine), firewall(machine), disk(), *hardening_checks(machine)]
 
 
@@ -106,7 +121,7 @@ def cgroups(machine: Machine) -> Check:
     return check("cgroups", len(found) == 3, f"v1{hybrid}: {', '.join(found) or 'no controllers'}", fix)
 
 
-def delegation(machine: Machine) -> Check:
+def delegation(machine: Machine, *, served: bool = False) -> Check:
     """Report the limits of an ordinary user's sandboxes, from the running daemon or from the control group a new one starts in."""
     from pathlib import Path
 
@@ -114,11 +129,12 @@ def delegation(machine: Machine) -> Check:
     from ..backends.local.kernel.delegation import START, remembered
     from ..client.spawn import home_directory
 
-    if machine.root == "/" and set(remembered(Path(home_directory()))) == set(CONTROLLERS):
+    ours = remembered(Path(home_directory())) if machine.root == "/" else []
+    if set(ours) == set(CONTROLLERS):
         return check("delegation", True, f"the daemon has control groups for {', '.join(CONTROLLERS)}", optional=True)
     mounts = Hierarchies.detect(machine.path("/proc/self/mountinfo"), Path(machine.root))
     given = mounts.delegated(machine.path("/proc/self/cgroup"))
-    held = [name for name in CONTROLLERS if given.holder(name)]
+    held = ours if served else [name for name in CONTROLLERS if given.holder(name)]
     missing = [name for name in CONTROLLERS if name not in held]
     if not missing:
         return check("delegation", True, f"control groups for {', '.join(held)} are yours", optional=True)
@@ -126,8 +142,8 @@ def delegation(machine: Machine) -> Check:
     if not machine.exists("/sys/fs/cgroup/cgroup.controllers"):
         fix = "boot with systemd.unified_cgroup_hierarchy=1, or run the daemon as root: v1 is not delegated to users"
     else:
-        fix = _DELEGATE_MORE if held else START
-    return check("delegation", False, detail, fix, optional=True)
+        fix = _DELEGATE_MORE if held else f"atoll daemon stop; {START}" if served else START
+    return check("delegation", False, detail, fix, optional=True, run=fix.endswith(START))
 
 
 def lingering(machine: Machine) -> list[Check]:
@@ -137,20 +153,22 @@ def lingering(machine: Machine) -> list[Check]:
     if machine.exists(f"/var/lib/systemd/linger/{machine.user}"):
         return [check("lingering", True, "the daemon and its sandboxes go on when you log out", optional=True)]
     detail = "the daemon and all sandboxes end when you log out for the last time; files of kept ones stay"
-    return [check("lingering", False, detail, f"loginctl enable-linger {machine.user}", optional=True)]
+    return [check("lingering", False, detail, f"loginctl enable-linger {machine.user}", optional=True, run=True)]
 
 
 def user_namespaces(machine: Machine) -> Check:
     name = "user namespaces"
     if machine.read("/proc/sys/user/max_user_namespaces") == "0":
-        return check(name, False, "switched off", machine.sudo("sysctl -w user.max_user_namespaces=15000"))
+        return check(name, False, "switched off", machine.sudo("sysctl -w user.max_user_namespaces=15000"), run=True)
     if machine.uid == 0:
         return check(name, True, "allowed")
     if machine.read("/proc/sys/kernel/unprivileged_userns_clone") == "0":
-        return check(name, False, "not for ordinary users", "sudo sysctl -w kernel.unprivileged_userns_clone=1")
+        return check(
+            name, False, "not for ordinary users", "sudo sysctl -w kernel.unprivileged_userns_clone=1", run=True
+        )
     if machine.read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1":
         detail = "limited by AppArmor, as Ubuntu does since 23.10: ordinary users get namespaces without rights"
-        return check(name, False, detail, "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0")
+        return check(name, False, detail, "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0", run=True)
     return check(name, True, "allowed for ordinary users")
 
 
@@ -160,13 +178,15 @@ def id_ranges(machine: Machine) -> Check:
     missing = [program for program in ("newuidmap", "newgidmap") if not machine.program(program)]
     if missing:
         detail = f"{' and '.join(missing)} not found: {less}"
-        return check("id ranges", False, detail, f"sudo {INSTALL} uidmap", optional=True)
+        return lacking(machine, "id ranges", False, detail, "uidmap")
     owners = {machine.user, str(machine.uid)}
     for file in ("/etc/subuid", "/etc/subgid"):
         lines = (machine.read(file) or "").splitlines()
         if not any(line.split(":")[0] in owners for line in lines):
             fix = f"sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {machine.user}"
-            return check("id ranges", False, f"{file} has no range for {machine.user}: {less}", fix, optional=True)
+            return check(
+                "id ranges", False, f"{file} has no range for {machine.user}: {less}", fix, optional=True, run=True
+            )
     return check("id ranges", True, "newuidmap, newgidmap and subordinate ids", optional=True)
 
 
@@ -179,10 +199,23 @@ def programs(machine: Machine) -> list[Check]:
         found = {name: version(name) for name in kind.programs()}
         installed = ", ".join(f"{name} {number}" for name, number in found.items() if number)
         missing = f"neither {' nor '.join(found)}" if len(found) > 1 else f"{''.join(found)} is missing"
-        fix = machine.sudo(f"{INSTALL} {kind.package}")
         name = f"{kind.name} engine"
-        checks.append(check(name, bool(installed), installed or missing, fix, optional=kind.optional))
+        row = lacking(machine, name, bool(installed), installed or missing, kind.package, optional=kind.optional)
+        if not installed and (script := _setup_script(kind.installer)):
+            row["fix"] = row["_run"] = script
+            row.pop("_packages", None)
+        checks.append(row)
     return checks
+
+
+def _setup_script(name: str) -> str:
+    """Return the command that runs a script of ours which installs an engine; empty where there is none."""
+    import atoll
+
+    package = os.path.dirname(os.path.abspath(atoll.__file__))
+    places = (os.path.join(package, "setup", name), os.path.join(package, "../../scripts", name))
+    found = next((os.path.normpath(place) for place in places if name and os.path.exists(place)), "")
+    return f"bash {found}" if found else ""
 
 
 def version(program: str) -> str:
@@ -202,7 +235,9 @@ def firewall(machine: Machine) -> Check:
     found = machine.program("nft")
     modules = machine.exists("/proc/net/netfilter") or machine.exists("/proc/sys/net/netfilter")
     detail = "nft" if found else "nft is missing; sandboxes have no network, the rest works"
-    return check("nftables", bool(found) and modules, detail, machine.sudo(f"{INSTALL} nftables"), optional=True)
+    if found:
+        return check("nftables", modules, detail, "use a kernel with nftables (CONFIG_NF_TABLES)", optional=True)
+    return lacking(machine, "nftables", False, detail, "nftables")
 
 
 def disk() -> Check:

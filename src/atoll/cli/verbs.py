@@ -326,7 +326,13 @@ OWN = (
     ),
     Verb("secret list", "secrets:list_names", "", "Names and keys of your secrets, never values.", (AS_JSON,)),
     Verb("secret rm", "secrets:remove", "NAME [KEY]", "Forget a secret, or one key of it."),
-    Verb("doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.", (AS_JSON,)),
+    Verb(
+        "doctor", "doctor:doctor", "", "What works here, what does not, and how to fix it.",
+        (
+            Flag("fix", "", "do what is advised, after showing it and asking"),
+            Flag("yes", "", "with --fix: do not ask", short="y"), AS_JSON,
+        ),
+    ),
     Verb("setup", "doctor:doctor", "", "The same as doctor: nothing is fetched, what is missing is named.", SETUP),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
     Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),

@@ -37,6 +37,7 @@ class Runtime:
     engines: ClassVar[tuple[str, ...]]  # all there are, in the order in which they are tried
     fix: ClassVar[str]  # what to do where no engine works
     package: ClassVar[str] = ""  # of the distribution, with an engine in it
+    installer: ClassVar[str] = ""  # a script of ours that installs an engine
     optional: ClassVar[bool] = True  # whether a machine without it is well, as long as another one works
     automatic: ClassVar[bool] = True  # whether `auto` may choose it
     probe_timeout: ClassVar[float] = 30.0  # seconds for a probe

@@ -126,6 +126,7 @@ class Gvisor(Runtime):
     engines = ("runsc-systrap", "runsc-ptrace")
     fix = "install gVisor of 2024 or later: scripts/install-runsc.sh, or the package runsc"
     package = "runsc"
+    installer = "install-runsc.sh"
     # The agent holds the limits of memory and processes, and was told them when it started.
     capabilities = replace(LOCAL, freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
     assembly = GvisorAssembly
