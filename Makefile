@@ -100,9 +100,10 @@ bundle: dist ## dist/bundle: all that `install.sh --offline` needs on a machine 
 	@! command -v runsc >/dev/null || cp "$$(command -v runsc)" dist/bundle/runsc
 	@cd dist/bundle && find . -type f ! -name SHA256SUMS -printf '%P\n' | sort | xargs sha256sum > SHA256SUMS && du -sh .
 
-lock: ## write requirements.lock and requirements-run.lock (what an installation needs) anew
+lock: ## write requirements.lock and requirements-run.lock (what an installation needs) anew, and that of the interpreter
 	@.venv/bin/python -m pip install --quiet uv && .venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --extra dev --python-version 3.11 pyproject.toml --output-file requirements.lock scripts/build-requirements.in
 	@.venv/bin/uv pip compile --quiet --no-header --no-emit-index-url --generate-hashes --universal --python-version 3.11 -c requirements.lock pyproject.toml --output-file requirements-run.lock
+	@cd src/atoll/images/interpreter && ../../../../.venv/bin/uv pip compile --quiet --no-header --no-annotate --no-emit-index-url --generate-hashes --only-binary :all: --no-emit-package debugpy --python-version 3.11 --python-platform linux requirements.in --output-file requirements.lock
 
 clean:
 	rm -rf .venv guest/target launcher/target $(BIN) .mypy_cache .ruff_cache .pytest_cache

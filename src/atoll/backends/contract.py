@@ -81,6 +81,14 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
+class First:
+    """A command of the image that a warm sandbox has run before anybody asks for it. It returns when what it started is ready."""
+
+    argv: tuple[str, ...]
+    user: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class BoxSpec:
     """All that is needed to make one sandbox."""
 
@@ -98,6 +106,7 @@ class BoxSpec:
     read_only_root: bool = False
     seccomp: str = "default"  # a filter's name: default, moderate, ai-agent or restrictive
     no_capabilities: bool = False
+    first: First | None = None  # goes with the image
     memory: "Memory | None" = None  # it goes on from there, as a sandbox of its own
 
 

@@ -12,6 +12,8 @@ from ..surfaces.agentkernel.cli.words import size, table
 from .output import print_json, tell
 from .session import open_link
 
+INTERPRETER = "code-interpreter-v1"  # is built, and never pulled
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,8 @@ def pull(arguments: Arguments) -> int:
 
 
 def build(arguments: Arguments) -> int:
+    if arguments.rest[0] == INTERPRETER and not arguments.debian:
+        return pull(arguments)
     if not arguments.debian:
         raise InvalidArgument("--debian PACKAGE,... is needed")
     return _watch(arguments, "/v1/images/build", {"name": arguments.rest[0], "debian": arguments.debian})

@@ -24,6 +24,7 @@ from atoll.core.commands.verbs import Commands
 from atoll.core.files.exposures import Exposures
 from atoll.core.files.ports import Ports
 from atoll.core.files.verbs import Files
+from atoll.core.interpreter.serving import Interpreters
 from atoll.core.policy.hosts import Hosts
 from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
@@ -76,6 +77,7 @@ class Core:
         self.shells = Shells(self.sandboxes, self.commands)
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)
+        self.interpreters = Interpreters(self.sandboxes, self.ports, self.secrets, self.history)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history, self.keeper)
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)

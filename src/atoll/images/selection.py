@@ -14,6 +14,7 @@ from atoll.errors import AtollError, ImageError, NotFound, PermissionDenied, Una
 from atoll.images.catalog import HOST, Allowlist, Catalog, CatalogImage
 from atoll.images.detect import DEFAULT, Detection, host_program
 from atoll.images.image import Image
+from atoll.images.interpreter.image import NAME as INTERPRETER
 from atoll.images.progress import Progress, ProgressCallback, silent
 from atoll.images.registry.public import Guest
 from atoll.images.sources.host import HostImage
@@ -52,6 +53,11 @@ def obtain(
         allowlist.check(name, catalog)
         if name == HOST:
             return Choice(make_host(), detection.why)
+        if name == INTERPRETER:
+            image = store.interpreter_image(progress, may_fetch=may_fetch)
+            if image is None:
+                raise NotFound(f"the image {name!r} is not built yet", hint=f"`atoll image build {name}`")
+            return Choice(image, detection.why)
         if guest is not None and allowlist.names is not None:
             guest = replace(guest, anywhere=True)  # the operator listed it
         return _named(name, store, catalog, detection, progress, may_fetch, guest)

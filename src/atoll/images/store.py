@@ -18,6 +18,7 @@ from pathlib import Path
 from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound
 from atoll.images.catalog import HOST, Catalog
 from atoll.images.image import Image
+from atoll.images.interpreter import image as interpreter
 from atoll.images.layers.layers import LayerStore
 from atoll.images.layers.limits import Limits
 from atoll.images.layers.tree import remove_tree
@@ -35,6 +36,7 @@ from atoll.images.sources.host import HostImage, build_host_image, find_host_ima
 
 _LOCAL_NAME = re.compile(r"[a-z0-9]+(?:[._-][a-z0-9]+)*")
 _REMOVAL_SECONDS = 30.0
+_BUILD_SECONDS = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class ImageStore:
         self.room: Callable[[], int] | None = None  # bytes that are free and promised to nobody; None: all that is free
         self._limits = limits or Limits()
         names = Catalog.load().names() if reserved_names is None else reserved_names
-        self._reserved = frozenset(names) | {HOST}
+        self._reserved = frozenset(names) | {HOST, interpreter.NAME}
         for name in ("", "blobs", "layers", "images", "names", "host", "tmp"):
             (root / name).mkdir(mode=0o711, parents=True, exist_ok=True)
         self._lock = root / "lock"
@@ -191,8 +193,26 @@ class ImageStore:
             return build_host_image(self.root / "host", self._layers.flavour, extra_ca=extra_ca or self._ca_file)
 
     def find_host_image(self, digest: str) -> HostImage | None:
-        """The very `host` image a stopped sandbox was made from, while it is kept."""
-        return find_host_image(self.root / "host", digest)
+        """The very `host` image a stopped sandbox was made from, or one that adds to it, while it is kept."""
+        found = find_host_image(self.root / "host", digest)
+        return found or interpreter.find(
+            self.root / "interpreter", digest, lambda at: find_host_image(self.root / "host", at)
+        )
+
+    def interpreter_image(self, progress: ProgressCallback = silent, *, may_fetch: bool = True) -> HostImage | None:
+        """Return the image with Jupyter kernels, built on first use; None when it is not built and may not be."""
+        host, root = self.host_image(), self.root / "interpreter"
+        root.mkdir(mode=0o711, exist_ok=True)
+        if not may_fetch and not interpreter.is_built(root):
+            return None
+        with file_lock(self._lock, shared=True), file_lock(root / "lock", seconds=_BUILD_SECONDS):
+            return interpreter.build(root, host, self._layers.flavour, self._ca_file, progress)
+
+    def built_interpreter(self, progress: ProgressCallback = silent) -> HostImage:
+        """Return that image, built if it is not here."""
+        image = self.interpreter_image(progress)
+        assert image is not None
+        return image
 
     # finding images
 
@@ -261,7 +281,9 @@ class ImageStore:
             for entry in os.scandir(self.root / "tmp"):
                 remove_tree(Path(entry.path))
             with file_lock(self.root / "host" / "lock"):
-                forget_host_images(self.root / "host", frozenset(in_use))
+                used = frozenset(in_use)
+                interpreter.forget(self.root / "interpreter", used)
+                forget_host_images(self.root / "host", used | interpreter.hosts_of(self.root / "interpreter", used))
             return Pruned(tuple(nameless), len(orphans), freed)
 
     def _unreferenced_layers(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ another's, and a request for one secret never reaches the owner of another.
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -69,6 +69,12 @@ class Router(Protocol):
     @property
     def ports(self) -> Ports: ...
 
+    @property
+    def stays(self) -> bool: ...  # whether the connection may serve another request
+
+    @property
+    def ends_with_client(self) -> bool: ...  # whether a client that hangs up ends the request at once
+
     def knows(self, task: Any) -> bool: ...  # whether this connection has led somewhere already
 
     async def route(self, task: Any, request: h11.Request) -> tuple[Target, str, bytes]: ...  # or Refused
@@ -78,6 +84,9 @@ class Router(Protocol):
 
 class ExposedPorts:
     """The listener and its connections."""
+
+    stays = True
+    ends_with_client = False
 
     def __init__(
         self, exposures: Exposures, ports: Ports, store: Store, base_url: str = "", books: Accounts | None = None
@@ -287,8 +296,10 @@ class ProxiedRequest:
             head = inside.send(h11.Request(method=request.method, target=path, headers=headers))
             await tunnel.send(head or b"")
             upwards = asyncio.ensure_future(self._upwards(inside, tunnel))
+            to_browser = bool(prefix) and cookies.is_browser(list(request.headers))
             try:
-                await self._downwards(inside, read, prefix, bool(prefix) and cookies.is_browser(list(request.headers)))
+                downwards = self._downwards(inside, read, prefix, to_browser)
+                await (self._unless_it_hangs_up(downwards, upwards) if self._door.ends_with_client else downwards)
                 if inside.our_state is h11.SWITCHED_PROTOCOL:
                     upwards.cancel()
                     await asyncio.wait([upwards])
@@ -299,6 +310,25 @@ class ProxiedRequest:
                 upwards.cancel()
                 with suppress(asyncio.CancelledError, h11.ProtocolError, OSError, errors.AtollError):
                     await upwards
+
+    async def _unless_it_hangs_up(self, downwards: Coroutine[Any, Any, None], upwards: "asyncio.Task[None]") -> None:
+        """Pass the answer on until the client closes its side; what it sends after its request does not count."""
+
+        async def hung_up() -> None:
+            await asyncio.wait([upwards])
+            while await self._read():
+                pass
+
+        tasks = [asyncio.ensure_future(downwards), asyncio.ensure_future(hung_up())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[0].done():
+                raise ConnectionResetError("the client hung up")
+            tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _outside_wants_more(self) -> bool:
         """An answer that came before the whole request: the rest is not waited for."""
@@ -326,7 +356,7 @@ class ProxiedRequest:
                     raise ConnectionResetError(str(error)) from None
                 raise Refused(502, "the sandbox did not answer in HTTP") from None
             if isinstance(event, h11.InformationalResponse | h11.Response):
-                event = _answer(event, bool(prefix))
+                event = _answer(event, bool(prefix), closes=not self._door.stays)
                 if to_browser:
                     confined = cookies.outward(list(event.headers), prefix)
                     event = type(event)(status_code=event.status_code, headers=confined, reason=event.reason)
@@ -410,13 +440,15 @@ def _request_headers(request: h11.Request, target: Target, prefix: str) -> Heade
     return headers
 
 
-def _answer(event: "h11.InformationalResponse | h11.Response", shared_origin: bool) -> Any:
+def _answer(event: "h11.InformationalResponse | h11.Response", shared_origin: bool, *, closes: bool) -> Any:
     switching = event.status_code == 101
     headers = [(name, value) for name, value in event.headers if switching or name not in _HOP]
     if shared_origin:
         headers = [(name, value) for name, value in headers if name not in _WHOLE_ORIGIN]
     if shared_origin and not switching and not any(name == b"referrer-policy" for name, _ in headers):
         headers.append((b"referrer-policy", b"same-origin"))  # the address holds the secret
+    if closes and not switching and event.status_code >= 200:
+        headers.append((b"connection", b"close"))
     return type(event)(status_code=event.status_code, headers=headers, reason=event.reason)
 
 

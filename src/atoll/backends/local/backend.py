@@ -39,7 +39,7 @@ from atoll.backends.local.layers import FindLayers, Layers, Rootfs
 from atoll.backends.local.memory.files import Memories
 from atoll.backends.local.network import Loopback, Survivor
 from atoll.backends.local.paths import ID, Paths, check_id
-from atoll.backends.local.pool import Pool, fit
+from atoll.backends.local.pool import Pool, fit, run_first
 from atoll.backends.local.pool import Settings as PoolSettings
 from atoll.backends.local.runtimes.base import Engine, Runtime
 from atoll.backends.local.runtimes.probe import Probes
@@ -155,7 +155,10 @@ class LocalBackend:
 
     async def _make_spare(self, spec: BoxSpec) -> LocalBox:
         engine = await self._engine(spec.runtime)
-        return self._doubt_if_it_crashes(await self._create_spare(spec, engine), engine)
+        box = self._doubt_if_it_crashes(await self._create_spare(spec, engine), engine)
+        if spec.first is not None:
+            await run_first(box.client, spec.first)
+        return box
 
     async def _create_spare(self, spec: BoxSpec, engine: Engine) -> LocalBox:
         return await self._create(spec, engine, spare=True)

@@ -18,9 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll import errors
-from atoll.backends.contract import BoxSpec, Capabilities, Record, Workspace
+from atoll.backends.contract import BoxSpec, Capabilities, First, Record, Workspace
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.paths import new_id
+from atoll.guest import GuestClient, Process
+from atoll.guest.process import ProcessRequest
 from atoll.model import Policy
 
 log = logging.getLogger("atoll.pool")
@@ -30,6 +32,7 @@ RATE_WINDOW = 60.0  # claims of this long ago say how many spares are wanted
 COOL_DOWN = 600.0  # a key nobody has claimed for this long keeps no spares
 CALM = 0.05  # after a claim its caller comes first, for this long, while other spares are ready
 REST_AFTER = 10.0  # by then its interpreters have started, and it sleeps (`idle_freeze.py`)
+FIRST_MS = 180_000
 LOW_MEMORY = 0.10  # with less than this share of the machine's memory free, spares are given up
 
 
@@ -308,6 +311,19 @@ def blank(pattern: BoxSpec) -> BoxSpec:
         pattern, id=new_id(), boot=boot, hostname="", required=pattern.required & {"disk_mb"}, policy=Policy(), mounts=(),
         workspace=Workspace(),
     )  # fmt: skip
+
+
+async def run_first(client: GuestClient, first: First) -> None:
+    """Run what a spare has ready. One that could not is as good as any other: what it lacks is started on use."""
+    request: ProcessRequest = {"argv": [*first.argv], "cwd": "/", "user": first.user or None, "timeout_ms": FIRST_MS}
+    try:
+        process = await Process.start(client, new_id(), request)
+        async for _ in process:
+            pass
+        if process.exit is None or process.exit.code:
+            log.warning("a spare is without what it should have ready: %s ended with %s", first.argv, process.exit)
+    except errors.AtollError as error:
+        log.warning("a spare is without what it should have ready: %s", error)
 
 
 async def fit(spare: LocalBox, wanted: BoxSpec) -> None:

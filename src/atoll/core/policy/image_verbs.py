@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 from atoll import errors
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
-from atoll.core.policy.images import AUTO, HOST, ImageDone, Images, ImageStep, StoredImages
+from atoll.core.policy.images import AUTO, HOST, INTERPRETER, ImageDone, Images, ImageStep, StoredImages
 from atoll.core.store.records import Store
 from atoll.model import BuildImage, DetectImage, PullImage, Request
 
@@ -69,6 +69,8 @@ class ImageVerbs(Part):
         images = self._images()
         if name == HOST:
             return await asyncio.to_thread(lambda: images.store.host_image().to_json())
+        if name == INTERPRETER and (made := await asyncio.to_thread(images.store.interpreter_image, may_fetch=False)):
+            return made.to_json()
         entry = images.catalog.get(name)
         names = (entry.oci, name) if entry is not None else (name,)
         found = await asyncio.to_thread(lambda: next(filter(None, map(images.store.find, names)), None))
@@ -97,6 +99,11 @@ class ImageVerbs(Part):
         images = self._images()
         entry = images.catalog.get(asked.name)
         images.allowlist.check(asked.name, images.catalog)
+        if asked.name == INTERPRETER:
+            async with aclosing(images.watch(images.store.built_interpreter)) as steps:  # type: ignore[type-var]
+                async for step in steps:
+                    yield step
+            return
         name = entry.oci if entry is not None else asked.name
         work = images.watch(lambda step: images.store.pull(name, progress=step))
         async with aclosing(work) as steps:  # type: ignore[type-var]  # it is a generator

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from atoll.images.image import ImageFields
 
 HOST = "host"
+INTERPRETER = "code-interpreter-v1"  # `host` with Jupyter kernels and packages for data
+MADE_HERE = (HOST, INTERPRETER)  # of this machine's own files
 AUTO = "auto"  # as an image's name: the one the program means
 POD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEPT = 64
@@ -107,7 +109,7 @@ class StoredImages:
         callers' back; all other answers are found anew each time."""
         if digest is not None:
             return await asyncio.to_thread(self._choose, name, program, guest, digest)
-        wish = (name, program, None if name == HOST else guest)
+        wish = (name, program, None if name in MADE_HERE else guest)
         at, kept = self._host.get(wish, (-STALE, None))
         age = time.monotonic() - at
         if age >= LOOK_AGAIN and wish not in self._looking:
@@ -143,7 +145,7 @@ class StoredImages:
             raise
         finally:
             del self._looking[wish]
-        if found.is_host:
+        if found.name in MADE_HERE:
             if len(self._host) > KEPT:
                 self._host.clear()
             self._host[wish] = (time.monotonic(), found)
@@ -214,7 +216,7 @@ class StoredImages:
         return found.image_name, found.why == DEFAULT
 
     async def watch(
-        self, work: "Callable[[Callable[[Progress], None]], Image]"
+        self, work: "Callable[[Callable[[Progress], None]], Image | HostImage]"
     ) -> AsyncIterator[ImageStep | ImageDone]:
         """Pull or build in a thread: its steps as they come, the image last. Leaving gives it up."""
         loop = asyncio.get_running_loop()

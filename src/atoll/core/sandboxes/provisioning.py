@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 
 from atoll import errors
-from atoll.backends.contract import Backend, BoxSpec, Limits, Mount, Record, Workspace
+from atoll.backends.contract import Backend, BoxSpec, First, Limits, Mount, Record, Workspace
 from atoll.config import Config
 from atoll.core.access.credentials import may
 from atoll.core.access.principals import Principal
 from atoll.core.policy import profiles
-from atoll.core.policy.images import Chosen, Images
+from atoll.core.policy.images import INTERPRETER, Chosen, Images
 from atoll.core.policy.mounts import allowed_mounts
 from atoll.core.policy.network import policy_of
 from atoll.core.sandboxes.state import Live
@@ -24,6 +24,7 @@ from atoll.profiles import MODES
 AGENT_GRACE_MS = 60_000  # the agent's own deadline comes this much after ours
 WARM_MEMORY_MB, WARM_PIDS = 128, 32  # the least a sandbox must have to keep an interpreter waiting
 NODE_MEMORY_MB, NODE_PIDS = 256, 128  # the same for a Node; the agent also looks at what is in use
+FIRST = First(("/usr/bin/python3", "/usr/local/lib/atoll-interpreter/server.py", "--ready"), "user")
 TEMPORARY = "ephemeral-"  # begins the name of a sandbox that lives for one command: for lists, not for inside
 
 
@@ -67,6 +68,7 @@ class Plan:
             read_only_root=spec.read_only_root,
             seccomp=profile.seccomp,
             no_capabilities=profile.capabilities == "none",
+            first=FIRST if self.image.name == INTERPRETER else None,
         )
 
 

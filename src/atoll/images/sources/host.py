@@ -50,6 +50,7 @@ class HostImage:
     source: Literal["host"] = "host"
     platform: str = ""
     notes: tuple[str, ...] = ()
+    above_usr: tuple[Path, ...] = ()  # layers over the machine's /usr, of an image that adds to `host`
 
     @property
     def lowers(self) -> tuple[Path, ...]:
@@ -57,7 +58,7 @@ class HostImage:
 
     @property
     def usr_lowers(self) -> tuple[Path, ...]:
-        return (self.usr_mask, self.usr)
+        return (*self.above_usr, self.usr_mask, self.usr)
 
     def to_json(self) -> ImageFields:
         return describe(self, (self.skeleton, *self.usr_lowers))

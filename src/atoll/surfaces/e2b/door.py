@@ -9,9 +9,11 @@ import h11
 from atoll import accounts, errors
 from atoll.core.files.exposures import Target
 from atoll.core.files.ports import Ports
+from atoll.core.sandboxes.state import Live
 from atoll.server.exposed import MAX_HEAD, PIECE, ProxiedRequest, Refused
 from atoll.server.request_limits import TOO_LARGE
 from atoll.server.tcp import Door, OwnedProtocol
+from atoll.surfaces.e2b import interpreter
 from atoll.surfaces.e2b.app import E2b
 from atoll.surfaces.e2b.replies import WireError
 from atoll.surfaces.e2b.routing import ENVD, Place, find_place
@@ -148,8 +150,14 @@ class _Visit:
 
     @property
     def stays(self) -> bool:
-        """Whether more requests may follow: only where the host's name says that all lead here."""
-        return self._place is not None and self._place.by_host
+        """Whether more requests may follow: only where the host's name says that all lead here. Where the end of the
+        connection means something, it belongs to one request."""
+        return self._place is not None and self._place.by_host and not self.ends_with_client
+
+    @property
+    def ends_with_client(self) -> bool:
+        """Whether a client that hangs up ends its request at once: a cell that nobody reads is interrupted."""
+        return self._place is not None and self._place.port == interpreter.PORT
 
     def knows(self, task: object) -> bool:
         return self._place is not None
@@ -173,13 +181,17 @@ class _Visit:
             raise _refusal(NotServing(place.sandbox))
         token = next((value for name, value in request.headers if name == _TOKEN), b"").decode("latin-1")
         shown = bool(token) and app.tokens.fits("traffic", place.sandbox, token)
-        live = app.live(owner, place.sandbox)
-        if live is not None and not shown and not _is_public(live.spec.labels.get(NETWORK, "")):
-            raise _refusal(WireError(403, "the traffic access token is missing or wrong"))
+        live: Live | None = app.live(owner, place.sandbox)
         try:
+            if place.port == interpreter.PORT:
+                interpreter.check_token(app, place.sandbox, request.headers, shown)
+            elif live is not None and not shown and not _is_public(live.spec.labels.get(NETWORK, "")):
+                raise WireError(403, "the traffic access token is missing or wrong")
             who = app.stand_in(owner)
-            await app.reach(place.sandbox, owner, may_resume=shown)
+            live = await app.reach(place.sandbox, owner, may_resume=shown)
             self._enter(place.sandbox, owner, who)
+            if place.port == interpreter.PORT:
+                await interpreter.prepare(app, who, live)
         except errors.AtollError as error:
             raise self.explain(error) from None
         return Target(owner, place.sandbox, place.port, "127.0.0.1"), "", request.target

@@ -9,12 +9,14 @@ import msgspec
 
 from atoll import errors, model
 from atoll.core.access.credentials import may
+from atoll.core.policy.images import INTERPRETER
 from atoll.model import CreateSandbox, Extend, SandboxInfo
 from atoll.server.request import Exchange
 from atoll.surfaces.e2b import words
 from atoll.surfaces.e2b.control.network import NOTES, hosts_of
 from atoll.surfaces.e2b.control.snapshots import name_of
 from atoll.surfaces.e2b.control.table import body_of, known, route
+from atoll.surfaces.e2b.interpreter import variables
 from atoll.surfaces.e2b.replies import WireError, nothing
 from atoll.surfaces.e2b.served import Served, unknown
 
@@ -63,6 +65,8 @@ async def _create(app: Served, exchange: Exchange, asked: words.NewSandbox, unsa
         raise WireError(
             422, "this idempotency key was used with another request", "idempotency_request_mismatch"
         ) from None
+    if info.image == INTERPRETER:  # its kernel starts while the caller has not asked for it yet
+        app.core.sandboxes.tasks.spawn(app.core.interpreters.ahead(exchange.who, info.id, variables(info.id)))
     await exchange.answer(sandbox(app, info), 201)
 
 
@@ -109,6 +113,8 @@ def image_of(app: Served, template: str) -> str | None:
         return None
     if found[1] == BASE:
         return BASE_IMAGE
+    if found[1] == INTERPRETER:
+        return INTERPRETER
     from atoll.images import Catalog
 
     image = Catalog.load(app.core.config.images.custom).get(found[1])
