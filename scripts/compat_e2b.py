@@ -36,6 +36,11 @@ METHODS = {
         ("exists", "exists", ""), ("get_info", "getInfo", ""), ("make_dir", "makeDir", ""), ("rename", "rename", ""),
         ("remove", "remove", ""), ("watch_dir", "watchDir", ""),
     ],
+    "code": [
+        ("run_code", "runCode", ""), ("create_code_context", "createCodeContext", ""),
+        ("list_code_contexts", "listCodeContexts", ""), ("restart_code_context", "restartCodeContext", ""),
+        ("remove_code_context", "removeCodeContext", ""),
+    ],
     "pty": [
         ("create", "create", ""), ("connect", "connect", ""), ("resize", "resize", ""), ("send_stdin", "sendInput", ""),
         ("stream_input", "", ""), ("kill", "kill", ""),
@@ -44,7 +49,8 @@ METHODS = {
 
 HEAD = """# E2B
 
-`atoll serve --e2b` serves the stock SDKs: `e2b` 2.63.0 from PyPI and `e2b` 2.51.0 from npm, as they are. The decisions
+`atoll serve --e2b` serves the stock SDKs: `e2b` 2.63.0 and
+`e2b-code-interpreter` 2.11.5 from PyPI, `e2b` 2.51.0 and `@e2b/code-interpreter` 2.8.0 from npm, as they are. The decisions
 behind it, what is refused and how: [e2b.md](../e2b.md). This page is made by `scripts/compat_e2b.py` from the calls in the
 tests, which run on `container` and `gvisor`.
 
@@ -65,7 +71,8 @@ tests, which run on `container` and `gvisor`.
 
 def called(text: str, holder: str, method: str) -> bool:
     """Return whether a text calls this method."""
-    owner = r"(?:box|kept|same|Sandbox|AsyncSandbox)" if holder == "Sandbox" else rf"box\.{holder}"
+    owners = {"Sandbox": r"(?:box|kept|same|Sandbox|AsyncSandbox)", "code": r"(?:code_)?box"}
+    owner = owners.get(holder, rf"box\.{holder}")
     return bool(method) and re.search(rf"\b{owner}\.{method}\(", text) is not None
 
 
@@ -77,7 +84,7 @@ def cell(texts: dict[str, str], holder: str, method: str) -> str:
 def page() -> str:
     read = {path.name: path.read_text() for path in sorted(TESTS.iterdir()) if path.suffix in (".py", ".mjs")}
     js = {name: text for name, text in read.items() if name.endswith(".mjs")}
-    asynchronous = {"test_async.py": read["test_async.py"]}
+    asynchronous = {name: text for name, text in read.items() if name.endswith("_async.py")}
     python = {
         name: text for name, text in read.items() if name.startswith("test_") and name not in (*asynchronous, *js)
     }

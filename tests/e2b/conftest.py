@@ -4,12 +4,17 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import e2b
+import e2b_code_interpreter
 import pytest
+from lab import interpreter
 from lab.e2b import Door, new_key, opened
 from lab.sandboxes import Lab
+
+SLOW = {"request_timeout": 300}  # a machine that does other things too takes its time
 
 
 @pytest.fixture(scope="session")
@@ -31,5 +36,26 @@ def door(lab: Lab, runtime: str, ports: Callable[[str], int]) -> Door:
 def box(door: Door) -> Iterator[Any]:
     """A sandbox for all tests of a module that leave it running."""
     made = e2b.Sandbox.create(timeout=600, envs={"FOO": "bar"}, metadata={"who": "tests"}, **door.options)
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="session")
+def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built layers of the interpreter's image."""
+    return interpreter.share(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def code_door(door: Door, layers: Path) -> Door:
+    """The same door, of a daemon that has the interpreter's image."""
+    interpreter.give(door.lab, layers)
+    return door
+
+
+@pytest.fixture(scope="module")
+def code_box(code_door: Door) -> Iterator[Any]:
+    """A sandbox with an interpreter, for all tests of a module that leave it running."""
+    made = e2b_code_interpreter.Sandbox.create(timeout=1200, envs={"FOO": "bar"}, **code_door.options, **SLOW)
     yield made
     made.kill()

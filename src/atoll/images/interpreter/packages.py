@@ -181,7 +181,19 @@ def _pip() -> list[str]:
 
 def _compile(place: Path) -> None:
     """Compile as the Python inside would, which cannot write there."""
-    command = [PYTHON, "-I", "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash", "-s", str(place)]
+    command = [
+        PYTHON,
+        "-I",
+        "-m",
+        "compileall",
+        "-q",
+        "-j",
+        "0",
+        "--invalidation-mode",
+        "unchecked-hash",
+        "-s",
+        str(place),
+    ]
     subprocess.run([*command, str(place)], capture_output=True, timeout=_SECONDS, check=False)
 
 

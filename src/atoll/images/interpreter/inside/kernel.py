@@ -23,6 +23,10 @@ class JsonFormatter(BaseFormatter):
 class ChartFormatter(JsonFormatter):
     format_type = Unicode(CHART)
 
+    def pop(self, typ: Any, default: Any = None) -> Any:
+        """Keep the printer of figures: matplotlib takes it from all formatters when its own formats are chosen."""
+        return default
+
 
 class DataFormatter(JsonFormatter):
     format_type = Unicode(DATA)
