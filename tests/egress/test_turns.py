@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from atoll.egress.broker.crowd import Crowd
 from atoll.egress.broker.turns import BURST, Lane, Turns
 
 LANES = 20
@@ -138,3 +139,65 @@ async def test_a_coroutine_is_cancelled_while_it_waits_for_its_turn(turns: Turns
     async with asyncio.timeout(60):
         await asyncio.gather(*tasks, return_exceptions=True)
     assert all(task.cancelled() for task in tasks)
+
+
+async def test_a_crowd_is_told_of_once_and_so_is_its_end(turns: Turns, flooders: list[Flooder]) -> None:
+    told, changed = list[bool](), asyncio.Event()
+
+    def tell(there: bool) -> None:
+        told.append(there)
+        changed.set()
+
+    turns.crowd.tell = tell
+    await serve_until(changed)
+    assert told == [True] and turns.crowd.there
+    changed.clear()
+    for each in flooders[3:]:  # what is left is busy without end, and no crowd
+        each.close()
+    await serve_until(changed)
+    assert told == [True, False]
+
+
+class Looks:
+    """A crowd whose looks come when the test says so, and whose processor time is what the test says."""
+
+    def __init__(self) -> None:
+        self.now = self.used = 0.0
+        self.told: list[bool] = []
+        loop = asyncio.get_running_loop()
+        self.crowd = Crowd(loop, lambda: self.now, lambda: self.used)
+        self.crowd.tell = self.told.append
+
+    def look(self, lanes: int, used: float, behind: int = 0) -> None:
+        """Let half a second pass in which so many lanes were served in ten turns, and so many of these left a crowd waiting."""
+        for lane in range(lanes):
+            self.crowd.count(lane)
+        for turn in range(10):
+            self.crowd.turn(20 if turn < behind else 0)
+        self.now += 0.5
+        self.used += used
+        self.crowd.look()
+
+
+async def test_few_or_idle_lanes_are_no_crowd() -> None:
+    looks = Looks()
+    for lanes, used in ((3, 0.5), (20, 0.1), (0, 0.5)):
+        looks.look(lanes, used)
+    assert looks.told == []
+
+
+async def test_a_crowd_goes_when_it_was_calm_for_a_while() -> None:
+    looks = Looks()
+    for used in (0.3, 0.0, 0.0, 0.0, 0.3, 0.0, 0.0, 0.0):  # a flood with pauses
+        looks.look(20, used)
+    assert looks.told == [True]
+    looks.look(20, 0.0)
+    assert looks.told == [True, False]
+
+
+async def test_a_crowd_that_is_kept_waiting_by_other_programs_is_one_still() -> None:
+    looks = Looks()
+    looks.look(20, 0.4)
+    for _ in range(10):
+        looks.look(20, 0.02, behind=9)
+    assert looks.told == [True]

@@ -39,6 +39,14 @@ def may_raise_priority() -> bool:
     return bool(rights >> CAP_SYS_NICE & 1)
 
 
+def priorities(world: FairWorld) -> list[int]:
+    """The nice values of the broker and, where the kernel shares processors out by session, of its session."""
+    pid = world.egress.broker_pid
+    group = Path(f"/proc/{pid}/autogroup")
+    said = group.read_text().split() if group.exists() else []  # its name, "nice" and a number
+    return [os.getpriority(os.PRIO_PROCESS, pid), *(int(number) for number in said[-1:])]
+
+
 @pytest.fixture(scope="module")
 def few() -> Iterator[FairWorld]:
     yield from make_world(FEW)
@@ -67,11 +75,19 @@ def test_the_broker_goes_before_programs_that_compute(few: FairWorld) -> None:
     """Its priority counts among sessions too, where the kernel shares processors out by session."""
     if not may_raise_priority():
         pytest.skip("needs CAP_SYS_NICE")
-    pid = few.egress.broker_pid
-    assert os.getpriority(os.PRIO_PROCESS, pid) < 0
-    group = Path(f"/proc/{pid}/autogroup")
-    said = group.read_text().split() if group.exists() else []  # its name, "nice" and a number
-    assert not said or int(said[-1]) < 0, said
+    wait_for("it is preferred", lambda: max(priorities(few)) < 0)
+
+
+def test_the_broker_is_not_preferred_while_a_crowd_waits(few: FairWorld) -> None:
+    """Preferred without end it would take a whole processor from the neighbour's program."""
+    if not may_raise_priority():
+        pytest.skip("needs CAP_SYS_NICE")
+    wait_for("it is preferred", lambda: max(priorities(few)) < 0)
+    few.act("small_packets")
+    wait_for("it gave its priority up", lambda: min(priorities(few)) == 0)
+    few.measure(10)
+    few.act("stop")
+    wait_for("it is preferred again", lambda: max(priorities(few)) < 0)
 
 
 @pytest.mark.skipif(not LONG, reason="only in the long run: some minutes of all processors")

@@ -65,7 +65,10 @@ class Broker:
     def __init__(self, settings: Settings, sockets: RouterSockets, file_limit: int) -> None:
         self._settings = settings
         self._sockets = sockets
-        self._roster = Roster(file_limit, self._send, Turns(), Limits(**settings.limits or {}))
+        turns = Turns()
+        self._crowd = turns.crowd
+        self._crowd.tell = self._tell_crowd
+        self._roster = Roster(file_limit, self._send, turns, Limits(**settings.limits or {}))
         servers = tuple((str(host), int(port)) for host, port in settings.servers or ())
         upstream = Upstream(servers, hosts_file=settings.hosts_file)
         resolver = Resolver(upstream, self._open_way, self._report)
@@ -104,6 +107,10 @@ class Broker:
     def _send(self, event: EgressEvent) -> None:
         if not self._tell({"op": "event", "event": event.to_dict()}):
             self._untold.append(event)
+
+    def _tell_crowd(self, there: bool) -> None:
+        """Ask the daemon for another priority: having given up all rights, the broker could lower its own but not raise it."""
+        self._tell({"op": "crowd", "there": there})
 
     def _tell(self, message: wire.Message) -> bool:
         writer = self._daemon
@@ -202,6 +209,7 @@ class Broker:
         if self._daemon is not None:
             self._daemon.close()
         self._daemon = writer
+        self._tell_crowd(self._crowd.there)  # the daemon before may have left it with another priority
         while self._untold:
             self._tell({"op": "event", "event": self._untold.popleft().to_dict()})
         try:

@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
+from atoll.egress.broker.crowd import Crowd
+
 SLICE: Final = 0.001  # seconds of processor time for all lanes, in each turn of the loop
 QUANTUM: Final = 0.0005  # of one lane, before the next one has its turn
 STEP: Final = 0.0002  # what a step of a coroutine is taken for, before it is done and charged
@@ -218,6 +220,7 @@ class Turns:
         self._epoch = 0.0
         self.level = 0.0  # what a lane that is always active has used on average
         self.contended = False  # did the last turn leave a lane waiting?
+        self.crowd = Crowd(self._loop)
 
     def watch(self, lane: Lane) -> None:
         if not lane.watched:
@@ -257,6 +260,7 @@ class Turns:
             self._active.clear()
             self._epoch = now
         self._active.add(lane)
+        self.crowd.count(lane)
         self.level += seconds / max(len(self._active), self._active_before)
         return self.level
 
@@ -281,6 +285,7 @@ class Turns:
             if self.now >= self._end:
                 break
         self._scheduled = self.contended = bool(self._waiting)
+        self.crowd.turn(len(self._waiting))
         if self._scheduled:
             for _, _, lane in self._waiting:
                 self.unwatch(lane)

@@ -74,20 +74,22 @@ def spawn(
             env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "ATOLL_LOG": os.environ.get("ATOLL_LOG", "WARNING")},
             start_new_session=True,
         )
-        _prefer(process.pid)
+        prefer(process.pid)
         (state_dir / _PID).write_text(f"{process.pid}\n")
         return process
 
 
-def _prefer(pid: int) -> None:
-    """Give the broker, a session of its own, more processor time than others get, where we may.
+def prefer(pid: int, *, crowd: bool = False) -> None:
+    """Give the broker, a session of its own, more processor time than others get, where we may; while a crowd waits, the same.
 
-    It works for all sandboxes, in shares: their own computing must not keep it from that. Where the kernel groups processes
-    by session, the priority of a process counts only within its session, and that of the session among all others.
+    It works for all sandboxes, in shares: their own computing must not keep it from that. But with a crowd that never ends it
+    would take a whole processor, and keep a neighbour's program from what it needs (`broker/crowd.py`). Where the kernel
+    groups processes by session, the priority of a process counts only within its session, and that of the session among all others.
     """
+    nice = 0 if crowd else _NICE
     try:
-        os.setpriority(os.PRIO_PROCESS, pid, _NICE)
-        Path(f"/proc/{pid}/autogroup").write_text(str(_NICE))
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
     except OSError as err:  # not root, or a kernel without such groups
         _log.debug("the broker's priority: %s", err)
 
@@ -147,15 +149,28 @@ def end_stranger(pid: int, uid: int | None) -> None:
     except OSError:
         return
     try:
-        # The number came from the broker itself, which must not get us to kill anything else.
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as handle:
-            uids = next((line.split()[1:] for line in handle if line.startswith("Uid:")), [])
-        if set(uids) == {str(os.geteuid() if uid is None else uid)}:
+        if _runs_as(pid, uid):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     except OSError as err:
         _log.debug("broker %d: %s", pid, err)
     finally:
         os.close(fd)
+
+
+def prefer_stranger(pid: int, uid: int | None, *, crowd: bool) -> None:
+    """`prefer` for a broker that is not our child."""
+    try:
+        if _runs_as(pid, uid):
+            prefer(pid, crowd=crowd)
+    except OSError as err:
+        _log.debug("broker %d: %s", pid, err)
+
+
+def _runs_as(pid: int, uid: int | None) -> bool:
+    """Whether a process has the ids of a broker: its number came from the broker, which must not get us to touch another."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as handle:
+        uids = next((line.split()[1:] for line in handle if line.startswith("Uid:")), [])
+    return set(uids) == {str(os.geteuid() if uid is None else uid)}
 
 
 def end_hung(state_dir: Path, uid: int | None) -> None:

@@ -407,6 +407,12 @@ class Egress:
             self._spawn_task(self._answer(line, message), self._answering)
         elif message.get("op") == "event":
             self._keep_event(EgressEvent.from_dict(message["event"]))
+        elif message.get("op") == "crowd":
+            crowd = message.get("there") is True
+            if self._process is not None:
+                broker_process.prefer(self._process.pid, crowd=crowd)
+            else:
+                broker_process.prefer_stranger(self.broker_pid, self._uid, crowd=crowd)
 
     async def _answer(self, line: BrokerLine, message: wire.Message) -> None:
         """Answer a question of the broker, to the broker that asked: the next one counts its questions anew."""
