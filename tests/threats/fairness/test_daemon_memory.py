@@ -25,10 +25,10 @@ from atoll import errors, model
 from atoll.accounts import THREADS, Accounts
 from atoll.core.access.principals import local
 from atoll.core.files import verbs as file_verbs
-from atoll.core.loop_turns import LoopTurns
 from atoll.core.workers import MAX_WAITING, Workers
 from atoll.core.workspaces import archive, manifest
 from atoll.core.workspaces.chunks import ChunkStore
+from atoll.loop_turns import LoopTurns
 from atoll.server import request
 
 MIB = 1 << 20

@@ -19,11 +19,11 @@ from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.commands.history import History
 from atoll.core.files.real_path import real_path
-from atoll.core.loop_turns import LoopTurns
 from atoll.core.sandboxes.state import Live
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.guest import ConnectionLost, Download, GuestClient, wire
 from atoll.guest.connection import Bytes
+from atoll.loop_turns import LoopTurns
 from atoll.model import Request, check_path, unbase64
 
 NAMES = ("path", "src", "dst", "target")
