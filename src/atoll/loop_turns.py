@@ -1,11 +1,14 @@
 """Turns on the daemon's loop for work that comes in many pieces, such as long lists.
 
 In each round of the loop one piece is done, whoever asks: owners take turns, and the requests of one owner take turns among
-themselves. So twenty long lists at once delay a short request as much as one does.
+themselves. So twenty long lists at once delay a short request as much as one does. What many agents send in bulk is read in the
+same way (`guest/connection.py`).
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 
 class LoopTurns:
@@ -19,12 +22,19 @@ class LoopTurns:
 
     async def turn(self, owner: str) -> None:
         """Return when this owner may do one piece; others have had theirs."""
+        await self._queue(owner)
+
+    def call(self, owner: str, work: Callable[[], None]) -> None:
+        """Let `work` be done when this owner may do one piece."""
+        self._queue(owner).add_done_callback(lambda _: work())
+
+    def _queue(self, owner: str) -> asyncio.Future[None]:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(place)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._give)
-        await place
+        return place
 
     def _give(self) -> None:
         """Let one piece be done, and look again in the next round of the loop."""
@@ -40,3 +50,15 @@ class LoopTurns:
         self._scheduled = bool(self._waiting)
         if self._scheduled:
             asyncio.get_running_loop().call_soon(self._give)
+
+
+_bulk: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopTurns]" = WeakKeyDictionary()
+
+
+def bulk_turns() -> LoopTurns:
+    """The turns of the running loop for what comes in bulk from agents."""
+    loop = asyncio.get_running_loop()
+    found = _bulk.get(loop)
+    if found is None:
+        found = _bulk[loop] = LoopTurns()
+    return found

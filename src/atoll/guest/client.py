@@ -49,6 +49,7 @@ class GuestClient:
         self.connections = 0
         self.started = 0  # processes this client has asked for
         self.opened = 0  # operations
+        self.owner = ""  # whose turns its bulk is read in; until it is known, the sandbox is its own
         self.before: Callable[[], Awaitable[None]] | None = None  # a sandbox that sleeps is woken by this
         self.agent: Message = {}
 
@@ -87,7 +88,7 @@ class GuestClient:
 
     async def _connect_once(self) -> Connection:
         reader, writer = await self._dial()
-        connection = Connection()
+        connection = Connection(lambda: self.owner or self._host_secret)
         connection.dialled_by = writer
         transport = writer.transport
         connection.connection_made(transport)

@@ -5,7 +5,7 @@ A connection is used once. When it breaks, every open stream ends with Connectio
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import NamedTuple, cast
 
@@ -13,12 +13,15 @@ from atoll import errors
 from atoll.guest import wire
 from atoll.guest.refusals import ConnectionLost, refusal
 from atoll.guest.wire import Message
+from atoll.loop_turns import bulk_turns
 
 WINDOW = 1024 * 1024
 PROCESS_WINDOW = 512 * 1024  # never more than the process's ring, which is asked to be this
 MAX_PENDING_EVENTS = 8 * 1024 * 1024
 ENOUGH_EVENTS = 64 * 1024  # bytes of a list's events that wait, above which the agent is not read until they are taken
-TURN = 1024 * 1024  # bytes that are taken from an agent before those who wait for them run
+TURN = 256 * 1024  # bytes that are taken from an agent before those who wait for them run, and others have their turn
+MORE = 64 * 1024  # bytes after which one that has had its turn waits for the next
+ROW = 32  # items that a stream gives its reader before the loop has its turn
 FRAMES = 512  # that are taken from one piece before others have their turn
 LONG = 0.01  # seconds of work for one piece after which others have their turn
 PAUSE = 0.002  # seconds for which a flood of frames then waits, longer the more agents flood
@@ -54,6 +57,7 @@ class Stream:
         self.number = number
         self._regrant = window // 4
         self._items: deque[Item] = deque()
+        self._row = 0  # items given since the reader last waited
         self._waiter: asyncio.Future[None] | None = None
         self._allowed = dict.fromkeys(windows, window)  # what the agent may still send
         self._taken = dict.fromkeys(windows, 0)  # consumed, not yet granted again
@@ -74,7 +78,11 @@ class Stream:
         return self
 
     async def __anext__(self) -> Item:
+        if self._row >= ROW and self._items:
+            self._row = 0
+            await asyncio.sleep(0)  # else a reader takes all that has gathered in one turn of the loop
         while not self._items:
+            self._row = 0
             if self._error is not None:
                 raise self._error
             if self.result is not None:
@@ -85,6 +93,7 @@ class Stream:
             finally:
                 self._waiter = None
         item = self._items.popleft()
+        self._row += 1
         if item.kind == wire.DATA:
             self._consumed(item.channel, len(item.data))
         elif item.kind == wire.EVENT:
@@ -220,9 +229,14 @@ class Stream:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """The protocol of one agent socket. `hello` must succeed before anything else is sent or believed."""
+    """The protocol of one agent socket. `hello` must succeed before anything else is sent or believed.
 
-    def __init__(self) -> None:
+    What an agent sends in bulk is read a part in each turn of the loop, one agent's in a turn: `whose` names the owner, and
+    owners have their turns one after the other. Little is read at once, whatever others send.
+    """
+
+    def __init__(self, whose: Callable[[], str] | None = None) -> None:
+        self._whose = whose or (lambda: f"agent {id(self)}")
         self._reader = wire.FrameReader()
         self._transport: asyncio.Transport | None = None
         self.dialled_by: object = None  # newer Pythons close a socket whose stream writer is forgotten
@@ -233,6 +247,8 @@ class Connection(asyncio.BufferedProtocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unseen = 0  # bytes taken in since the last pause
         self._rest = b""  # what came and has to wait for its turn
+        self._lost = False  # its socket has ended; what it said before may still wait
+        self._queued = False  # waits for its turn to read on
         self._full: set[Stream] = set()  # streams with as many events as may wait
         self.greeted = False
         self.bye: str | None = None
@@ -254,17 +270,26 @@ class Connection(asyncio.BufferedProtocol):
             self._let_others()
 
     def _let_others(self) -> None:
-        """Let readers run before more is read: a loop may hand over megabytes without a pause."""
+        """Let readers run, and other agents be read, before more is read: a loop may hand over megabytes without a pause."""
         self._unseen = 0
         if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            if not self._queued:
+                self._queued = True
+                bulk_turns().call(self._whose(), self._read_on)
+
+    def _read_on(self) -> None:
+        self._queued = False
+        self._unseen = TURN - MORE
+        self._go_on()
 
     def _hold_back(self, rest: bytes, took: float) -> None:
         """More came than one agent may have handled in a turn: the rest waits, and the agent with it. All that flood share
         what one alone would get."""
         self._rest = rest
         self._unseen = 0
+        if self._lost:
+            return
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         _flooding.add(self)
@@ -273,6 +298,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _go_on_with_rest(self) -> None:
         _flooding.discard(self)
+        if self._lost:
+            return
         rest, self._rest = self._rest, b""
         if not self.closed.done():
             if rest:
@@ -280,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
             self._go_on()
 
     def _go_on(self) -> None:
-        if self._full or self in _flooding:
+        if self._full or self._queued or self in _flooding:
             return
         if self._transport is not None and not self._transport.is_closing() and not self.closed.done():
             self._transport.resume_reading()
@@ -301,11 +328,19 @@ class Connection(asyncio.BufferedProtocol):
         return False
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        while self._rest and not self.closed.done():  # its last words: no more than one piece holds
-            rest, self._rest = self._rest, b""
+        self._lost = True
+        self._hear_out(self.why if exc is None else f"{self.why}: {exc}")
+
+    def _hear_out(self, why: str) -> None:
+        """Take its last words, no more than one piece holds, a part in each turn of the loop, and then say that it is lost."""
+        rest, self._rest = self._rest, b""
+        if rest and not self.closed.done():
             self.feed(rest)
+        if self._rest and not self.closed.done():
+            bulk_turns().call(self._whose(), lambda: self._hear_out(why))
+            return
         _flooding.discard(self)
-        self._broken(self.why if exc is None else f"{self.why}: {exc}")
+        self._broken(why)
 
     def pause_writing(self) -> None:
         if self._writable is None:

@@ -47,6 +47,7 @@ class Live:
         self.stored_active = self.last_active
         self.box = box
         self.client = box.client
+        self.client.owner = self.owner
         self.changing = asyncio.Lock()
         self.commands: dict[str, Running] = {}
         self._finished: deque[tuple[str, int]] = deque()  # ended commands still in `commands`, and what they hold
