@@ -1,27 +1,30 @@
 """Floods of a daemon, each run as a program of its own: `python -m lab.floods KIND SETTINGS.json SHARE OF`, until it is ended.
 
-It prints a line when the flood is under way, and once a second how often it has done what it does.
+After each thing it has done it writes how many it has done and how many of them were refused into `SETTINGS.json.SHARE`, 16 bytes,
+so that who measures beside it knows at every moment what it does.
 """
 
 import http.client
 import io
 import json
+import mmap
 import os
 import random
 import socket
 import ssl
+import struct
 import sys
 import tarfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lab.raw_http2 import NOBODY, RawClient
 
 MANY_FILES = 3000
+COUNTS = struct.Struct("=qq")
 done = [0]
 refused = [0]
 
@@ -156,7 +159,8 @@ class Flood:
         return get
 
 
-def flood(kind: str, settings: dict[str, Any], numbers: list[int]) -> None:
+def flood(kind: str, settings: dict[str, Any], numbers: list[int], counts: mmap.mmap) -> None:
+    """Do it in a thread for each number, without end."""
     made = Flood(settings)
 
     def one(number: int) -> None:
@@ -171,17 +175,22 @@ def flood(kind: str, settings: dict[str, Any], numbers: list[int]) -> None:
                 refused[0] += 1
                 act = None
                 time.sleep(random.random() / 20)
+            COUNTS.pack_into(counts, 0, done[0], refused[0])
 
     for number in numbers:
         threading.Thread(target=one, args=(number,), daemon=True).start()
-    while True:
-        time.sleep(0.2)
-        with suppress(BrokenPipeError):
-            print(done[0], refused[0], flush=True)
+    threading.Event().wait()
+
+
+def open_counts(settings: str, share: int) -> mmap.mmap:
+    """The place where a flood writes what it has done; made by who starts it."""
+    with open(f"{settings}.{share}", "r+b") as file:
+        return mmap.mmap(file.fileno(), COUNTS.size)
 
 
 if __name__ == "__main__":
     os.nice(0)
     given = json.loads(Path(sys.argv[2]).read_text())
     share, of = int(sys.argv[3]), int(sys.argv[4])
-    flood(sys.argv[1], given, list(range(share, len(given["sandboxes"]), of)))
+    numbers = list(range(share, len(given["sandboxes"]), of))
+    flood(sys.argv[1], given, numbers, open_counts(sys.argv[2], share))
