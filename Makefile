@@ -5,7 +5,7 @@ PY := .venv/bin/python
 BIN := src/atoll/_bin
 .DEFAULT_GOAL := help
 
-.PHONY: dist bundle help setup bytecode hello test test-long test-kubernetes lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
+.PHONY: dist bundle help setup bytecode hello test test-newer-python test-long test-kubernetes lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -77,6 +77,9 @@ fmt: .venv/.done ## format everything
 
 test: setup system-test pod-agent ## every test: Rust, Python, TypeScript
 	@scripts/test.sh
+
+test-newer-python: setup system-test ## a part of the tests with Python 3.13 or 3.14, where one is installed
+	@scripts/test-newer-python.sh
 
 test-long: setup system-test pod-agent ## the same tests with the full counts
 	@ATOLL_TEST_LONG=1 scripts/test.sh

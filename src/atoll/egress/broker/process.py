@@ -6,7 +6,10 @@ Without a daemon no name can be granted anew and nobody can be asked; open conne
 """
 
 import asyncio
-import encodings.idna  # noqa: F401  (imported while the files can still be read)
+import encodings.ascii  # codecs are imported while the files can still be read: an interpreter may lie in a private directory
+import encodings.idna
+import encodings.latin_1
+import encodings.punycode  # noqa: F401
 import fcntl
 import json
 import logging
