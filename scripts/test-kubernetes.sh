@@ -7,4 +7,4 @@ cluster=tests/kubernetes/cluster/cluster.py
 [ -n "${ATOLL_K8S_KEEP:-}" ] || trap '/usr/bin/python3 $cluster down' EXIT
 /usr/bin/python3 $cluster up || exit 1
 eval "$(/usr/bin/python3 $cluster env)"
-ATOLL_TEST_CLUSTER=$PWD/$cluster .venv/bin/python -m pytest -q -m kubernetes tests/kubernetes "$@"
+ATOLL_TEST_CLUSTER=$PWD/$cluster .venv/bin/python -m pytest -q -m kubernetes tests/kubernetes tests/contract "$@"

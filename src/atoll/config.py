@@ -56,8 +56,10 @@ class Kubernetes(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     context: str = ""
     key_file: str = ""  # empty: kubernetes.key in the home
     lease_s: Annotated[float, Meta(ge=60)] = 3600.0  # a sandbox lives so long after the last gateway
+    stopped_s: Annotated[float, Meta(ge=3600)] = 30 * 86400.0  # a stopped one so long
     start_s: Annotated[float, Meta(gt=0)] = 120.0  # a claim may take so long to become ready
     unreachable_s: Annotated[float, Meta(gt=0)] = 30.0  # an agent may be away so long
+    canary_s: Annotated[float, Meta(ge=1)] = 60.0  # between two looks whether network policies are enforced
     runtimes: dict[str, str] = field(default_factory=dict)  # runtime: RuntimeClass
 
 

@@ -145,16 +145,22 @@ class PlaceInCluster(Place):
         return IN_CLUSTER[self.name]
 
     async def open(self, *, links: bool = False) -> Backend:
-        from atoll.backends.kubernetes import KubernetesBackend
+        from atoll.backends.kubernetes import Carried, KubernetesBackend
 
         assert self.cluster is not None
-        self.backend = KubernetesBackend(self.cluster.settings())
+        networks = Carried(self.home / "gateway") if links else None
+        self.backend = KubernetesBackend(self.cluster.settings(), networks)
         await self.backend.start(NetworkEvents())
         await self.backend.pick(self.runtime)
         return self.backend  # type: ignore[no-any-return]
 
     async def connected(self) -> Policy:
-        pytest.skip((await self.backend.network()).why)
+        """Open the gateway again, with a broker beside it."""
+        await self.backend.close()
+        backend = await self.open(links=True)
+        status = await backend.network()
+        assert status.works, status.why
+        return Policy(network="hosts")
 
     def spec(self, **fields: Any) -> BoxSpec:
         base = BoxSpec(new_id(), Image("host"), self.runtime, limits=SMALL, boot={"env": ENV}, base_env=ENV)

@@ -118,6 +118,7 @@ class TestCluster:
     def install(self) -> None:
         """Install the chart with a pool for each runtime, and wait until the pools are full."""
         self.kubectl("create", "namespace", NAMESPACE)
+        self.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=baseline")
         self.load_agent()
         pools = [self.pool(name, name, runtime_class) for name, runtime_class in RUNTIMES.items()]
         self.upgrade(pools)
@@ -140,7 +141,7 @@ class TestCluster:
         }
         file = self.directory / "values.json"
         file.write_text(json.dumps(values))
-        render = ["render-chart", str(CHART), str(file), NAMESPACE]
+        render = ["helm", "template", "atoll", str(CHART), "--values", str(file), "--namespace", NAMESPACE]
         done = subprocess.run(render, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=done.stdout)

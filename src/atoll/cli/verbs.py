@@ -13,6 +13,7 @@ from .k8e_verbs import ALIASES as K8E_ALIASES
 from .k8e_verbs import GRPC
 from .k8e_verbs import SHARED as SHARED
 from .k8e_verbs import VERBS as K8E
+from .kubernetes_verbs import VERBS as KUBERNETES
 
 SESSION = Flag("session-id", "ID", "the sandbox to use; without it the tenant's own is found or created")
 TENANT = Flag("tenant", "NAME", "whose automatic sandbox to use (default: default)")
@@ -342,7 +343,7 @@ OWN = (
     ),
 )  # fmt: skip
 
-VERBS: tuple[Verb, ...] = (*OWN, *K8E, *AGENTKERNEL, *AGENTS, *FUNCTIONS)
+VERBS: tuple[Verb, ...] = (*OWN, *K8E, *AGENTKERNEL, *AGENTS, *FUNCTIONS, *KUBERNETES)
 BY_NAME = {verb.name: verb for verb in VERBS}
 GROUPS = tuple(dict.fromkeys(verb.name.split()[0] for verb in VERBS if " " in verb.name))
 ALIASES = {

@@ -237,8 +237,10 @@ def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
 
 
 def kubernetes_backend(home: Path, settings: config.Config) -> Backend:
-    from atoll.backends.kubernetes import KubernetesBackend, Settings
+    from atoll.backends.kubernetes import Carried, KubernetesBackend, Settings
+    from atoll.core.policy.network import Settings as EgressSettings
 
+    egress = EgressSettings.of(settings.egress, settings.sandboxes.hosts or ())
     chosen = settings.backend.kubernetes
     return KubernetesBackend(
         Settings(
@@ -247,10 +249,13 @@ def kubernetes_backend(home: Path, settings: config.Config) -> Backend:
             chosen.kubeconfig,
             chosen.context,
             chosen.lease_s,
+            chosen.stopped_s,
             chosen.start_s,
             chosen.unreachable_s,
+            chosen.canary_s,
             chosen.runtimes,
-        )
+        ),
+        Carried(home, egress.servers, egress.limits),
     )
 
 

@@ -54,7 +54,7 @@ HERE = Path(__file__).resolve().parent
 CACHE = Path(os.environ.get("ATOLL_K8S_CACHE", Path.home() / ".cache/atoll-k8s"))
 BIN = CACHE / "bin"
 DEBIAN = CACHE / "debian-root"
-KUBE, CONTROLLER, RENDER_CHART = BIN / "kube", BIN / "agent-sandbox-controller", BIN / "render-chart"
+KUBE, CONTROLLER, HELM_PROGRAM = BIN / "kube", BIN / "agent-sandbox-controller", BIN / "helm"
 GVISOR_COMMANDS = {
     "gvisor.dev/gvisor/runsc": BIN / "runsc",
     "gvisor.dev/gvisor/shim": BIN / "containerd-shim-runsc-v1",
@@ -90,7 +90,7 @@ def missing() -> list[str]:
     names = [f"package {name}" for name in missing_packages()]
     names += [name for name in NEXT_PROGRAMS if not (BIN / name).exists()]
     names += [] if DEBIAN.exists() else [DEBIAN.name]
-    targets = {KUBE: kube_inputs(), CONTROLLER: (AGENT_SANDBOX,), RENDER_CHART: chart_inputs()}
+    targets = {KUBE: kube_inputs(), CONTROLLER: (AGENT_SANDBOX,), HELM_PROGRAM: (HELM,)}
     targets |= {target: (GVISOR,) for target in GVISOR_COMMANDS.values()}
     return names + [target.name for target, inputs in targets.items() if not is_current(target, *inputs)]
 
@@ -140,12 +140,13 @@ def fetch_next_packages() -> bool:
 
 
 def make_debian() -> bool:
-    """Unpack a small Debian with Python, the image of the sandboxes in tests."""
-    if DEBIAN.exists():
+    """Unpack a small Debian with Python and curl, the image of the sandboxes in tests."""
+    if (DEBIAN / "usr/bin/curl").exists():
         return False
+    shutil.rmtree(DEBIAN, ignore_errors=True)
     unfinished = DEBIAN.with_suffix(".new")
     shutil.rmtree(unfinished, ignore_errors=True)
-    run("mmdebstrap", "--variant=minbase", "--include=python3", "bookworm", unfinished)
+    run("mmdebstrap", "--variant=minbase", "--include=python3,curl", "bookworm", unfinished)
     for folder in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
         shutil.rmtree(unfinished / folder, ignore_errors=True)
     unfinished.rename(DEBIAN)
@@ -266,20 +267,16 @@ def build_gvisor() -> bool:
     return True
 
 
-def chart_inputs() -> tuple[object, ...]:
-    return HELM, (HERE / "chart/main.go").read_text()
-
-
-def build_chart_renderer() -> bool:
-    """Build a program around helm's template engine; most of its packages are the controller's too."""
-    if is_current(RENDER_CHART, *chart_inputs()):
+def build_helm() -> bool:
+    """Build helm; most of its packages are the controller's too."""
+    if is_current(HELM_PROGRAM, HELM):
         return False
-    discard(RENDER_CHART, *chart_inputs())
-    say(f"compiling helm {HELM}, the part that renders")
-    folder = make_module("chart", {"helm.sh/helm/v3": HELM}, {}, [])
-    shutil.copy2(HERE / "chart/main.go", folder)
+    discard(HELM_PROGRAM, HELM)
+    say(f"compiling helm {HELM}")
+    command = "helm.sh/helm/v3/cmd/helm"
+    folder = make_module("helm", {"helm.sh/helm/v3": HELM}, {}, [command])
     go("mod", "tidy", cwd=folder)
-    go("build", "-ldflags", "-s -w", "-o", RENDER_CHART, ".", cwd=folder)
+    go("build", "-ldflags", "-s -w", "-o", HELM_PROGRAM, command, cwd=folder)
     return True
 
 
@@ -290,5 +287,5 @@ STEPS = (
     build_kube,
     build_controller,
     build_gvisor,
-    build_chart_renderer,
+    build_helm,
 )

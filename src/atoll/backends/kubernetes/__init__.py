@@ -2,5 +2,6 @@
 
 from atoll.backends.kubernetes.backend import KubernetesBackend
 from atoll.backends.kubernetes.settings import Settings
+from atoll.backends.kubernetes.way_out import Carried
 
-__all__ = ["KubernetesBackend", "Settings"]
+__all__ = ["Carried", "KubernetesBackend", "Settings"]

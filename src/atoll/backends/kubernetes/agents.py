@@ -15,6 +15,8 @@ from atoll.backends.kubernetes.canaries import Address, canaries
 from atoll.backends.kubernetes.channel import AGENT, GatewayKey, Refused, dial, order
 from atoll.backends.kubernetes.claims import Identity
 from atoll.backends.kubernetes.names import AGENT_PORT
+from atoll.backends.kubernetes.way_out import WaysOut
+from atoll.backends.local.network import Loopback
 from atoll.errors import Internal, Unavailable, Unsupported
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -52,6 +54,10 @@ class Agents:
             return reader, writer
 
         return connect
+
+    def ways_out(self, links: Loopback) -> WaysOut:
+        """Return the networks of this key's sandboxes."""
+        return WaysOut(links, self._key)
 
     async def activate(
         self, identity: Identity, fingerprint: str, boot: dict[str, Any], api_server: tuple[str, int]

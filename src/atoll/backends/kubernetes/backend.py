@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from atoll.backends.contract import (
@@ -27,14 +28,17 @@ from atoll.backends.kubernetes.api import CLAIMS, POOLS, TEMPLATES, Cluster, Obj
 from atoll.backends.kubernetes.box import KubernetesBox, KubernetesRecord
 from atoll.backends.kubernetes.claims import Claims, Identity
 from atoll.backends.kubernetes.cluster_checks import find_cluster_problems
+from atoll.backends.kubernetes.enforcement import Candidate, Enforcement
 from atoll.backends.kubernetes.fingerprints import Fingerprints
 from atoll.backends.kubernetes.identity import find_end
 from atoll.backends.kubernetes.leases import Leases
-from atoll.backends.kubernetes.pools import Pool, Pools
+from atoll.backends.kubernetes.pools import ADD_POOL, Pool, Pools
 from atoll.backends.kubernetes.request import digest_request, make_boot
 from atoll.backends.kubernetes.runtimes import Runtimes
 from atoll.backends.kubernetes.settings import Settings
 from atoll.backends.kubernetes.watching import Watch
+from atoll.backends.kubernetes.way_out import Place
+from atoll.backends.local.network import Loopback
 from atoll.errors import (
     AlreadyExists,
     AtollError,
@@ -47,15 +51,17 @@ from atoll.model import Policy
 log = logging.getLogger("atoll.kubernetes")
 
 T = TypeVar("T")
-NO_NETWORK = "sandboxes in a cluster have no network in this version"
 
 
 class KubernetesBackend:
     """Implements `contract.Backend` with the custom resources of agent-sandbox."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, links: Loopback | None = None) -> None:
+        """`links` are the networks of its sandboxes; without them there are none."""
         self._settings = settings
         self._agents = Agents.load(settings.key_file)
+        self._ways_out = self._agents.ways_out(links or Loopback())
+        self._unconnected: dict[str, Policy] = {}  # adopted, until `reconnect`
         self._boxes: dict[str, KubernetesBox] = {}
         self._making: set[str] = set()
         self._counts = {"warm": 0, "cold": 0, "canary_failures": 0}
@@ -67,16 +73,19 @@ class KubernetesBackend:
         self._cluster = await Cluster.connect(settings.kubeconfig, settings.context, settings.namespace)
         if problems := await find_cluster_problems(self._cluster):
             raise FailedPrecondition("; ".join(map(str, problems)), hint=problems[0].fix)
+        await self._ways_out.links.start(events)
         self._templates = Watch(self._cluster, TEMPLATES)
         self._pool_objects = Watch(self._cluster, POOLS)
-        self._claims = Claims(self._cluster, agents.mark, settings.lease_s)
+        self._claims = Claims(self._cluster, agents.mark, settings.lease_s, settings.stopped_s)
         self._fingerprints = Fingerprints(self._cluster, self._claims.pods)
         self._pools = Pools(self._templates, self._pool_objects, agents.public_key, settings.runtimes)
         self._runtimes = Runtimes(self._cluster, self._pools, settings.runtimes, self._probe)
+        self._enforcement = Enforcement(agents, lambda: self._cluster.server, self._candidates, settings.canary_s)
         self._leases = Leases(self._claims, settings.lease_s, lambda: list(self._boxes.values()))
         await asyncio.gather(self._templates.start(), self._pool_objects.start(), self._claims.start())
         self._fingerprints.start()
         self._leases.start()
+        self._enforcement.start()
         for pool in self._pools.all():
             for problem in pool.problems:
                 log.error("the pool %s is not used: %s", pool.name, problem)
@@ -87,6 +96,8 @@ class KubernetesBackend:
             box.release()
             await box.client.close()
         self._boxes.clear()
+        await self._ways_out.let_go()
+        await self._enforcement.close()
         await self._leases.close()
         await self._fingerprints.close()
         watches = (self._templates, self._pool_objects, self._claims)
@@ -105,11 +116,37 @@ class KubernetesBackend:
     async def create(self, spec: BoxSpec) -> Box:
         runtime = await self.pick(spec.runtime)
         _check(spec, runtime, self.capabilities(runtime))
+        await self._ways_out.check(spec.policy)
+        if spec.workspace.kind == "kept":
+            return await self._start_again(spec, cast(KubernetesRecord, spec.workspace.disk))
         box = await self._create(spec, self._pools.choose(spec, runtime))
         self._runtimes.worked(runtime)
         return box
 
+    async def _start_again(self, spec: BoxSpec, stopped: KubernetesRecord) -> KubernetesBox:
+        """Give a stopped sandbox a new pod on its volume. If that fails it is stopped as before."""
+        pool = self._pools.get(stopped["pool"])
+        if pool is None:
+            raise FailedPrecondition(f"the pool {stopped['pool']} of this sandbox is gone", hint=ADD_POOL)
+        known = Identity.from_json(stopped["identity"])
+        await self._enforcement.check()
+        with self._exclusive(spec.id):
+            try:
+                await _finished(self._claims.resume(known, self._digest(spec, pool)))
+                claim = await self._cluster.get(CLAIMS, known.claim)
+                return await self._bring_up(spec, pool, claim, again=True)
+            except BaseException:
+                await _to_the_end(self._stop_again(known))
+                raise
+
+    async def _stop_again(self, known: Identity) -> None:
+        try:
+            await self._claims.suspend(known)
+        except AtollError as error:
+            log.error("sandbox %s could not be started and is not wholly stopped: %s", known.claim, error.message)
+
     async def _create(self, spec: BoxSpec, pool: Pool) -> KubernetesBox:
+        await self._enforcement.check()
         with self._exclusive(spec.id):
             began = time.monotonic()
             try:
@@ -127,9 +164,9 @@ class KubernetesBackend:
         labels = {names.RUNTIME: pool.runtime}
         return await self._claims.make(spec.id, pool.name, labels, self._digest(spec, pool))
 
-    async def _bring_up(self, spec: BoxSpec, pool: Pool, claim: Object) -> KubernetesBox:
+    async def _bring_up(self, spec: BoxSpec, pool: Pool, claim: Object, *, again: bool = False) -> KubernetesBox:
         name, uid = claim["metadata"]["name"], claim["metadata"]["uid"]
-        identity = await self._claims.ready(name, uid, self._settings.start_s)
+        identity = await self._claims.ready(name, uid, self._settings.start_s, again=again)
         notes = claim["metadata"].get("annotations", {})
         if notes.get(names.POD) == identity.pod_uid:  # an earlier attempt came as far as activating it
             fingerprint = notes[names.FINGERPRINT]
@@ -148,14 +185,17 @@ class KubernetesBackend:
             "engine": pool.runtime_class or "runc",
             "limits": spec.limits.to_json(),
             "enforced": pool.holds(spec.limits),
+            "volume": pool.volume,
         }
         box = self._living(record)
         box.watch()
         try:
             await _unless_it_ends(box, box.client.connection())
+            await self._ways_out.open(spec.id, spec.policy, *self._way(box))
         except BaseException:
             box.release()
             await box.client.close()
+            await self._ways_out.close(spec.id)
             raise
         self._boxes[spec.id] = box
         return box
@@ -175,13 +215,20 @@ class KubernetesBackend:
         box = KubernetesBox(
             record,
             self._claims,
-            self.capabilities(record["runtime"]),
+            replace(self.capabilities(record["runtime"]), keeps_disk=record.get("volume", False)),
             self._agents.dialler(identity.address, record["fingerprint"]),
             self._agents.secrets(identity.claim_uid, identity.pod_uid),
+            self._ways_out,
             self._settings.unreachable_s,
         )
         self._leases.begin(box)
         return box
+
+    def _way(self, box: KubernetesBox) -> tuple[Place, tuple[str, str]]:
+        """Return what the egress channel of a sandbox needs: where its agent is, and the secrets of its hello."""
+        identity, fingerprint = box.identity, box.record["fingerprint"]
+        place = (identity.address, names.AGENT_PORT, fingerprint)
+        return place, self._agents.secrets(identity.claim_uid, identity.pod_uid)
 
     async def _clean_up(self, spec: BoxSpec, pool: Pool) -> None:
         """Delete what a failed create has made; its own error is the one to tell."""
@@ -189,6 +236,17 @@ class KubernetesBackend:
             await self._claims.delete_request(spec.id, pool.name, self._digest(spec, pool))
         except AtollError as error:
             log.error("sandbox %s could not be made and is not wholly gone: %s", spec.id, error.message)
+
+    def _candidates(self) -> Iterator[Candidate]:
+        """Yield the pods that can be asked whether they get out: those of living sandboxes, and those of pools."""
+        for box in list(self._boxes.values()):
+            one = box.identity
+            yield Candidate(one.sandbox, one.node, one.address, box.record["fingerprint"], in_use=True, made="")
+        for pod, fingerprint in self._fingerprints.unused():
+            metadata, status = pod["metadata"], pod.get("status", {})
+            if address := status.get("podIP"):
+                made, node = metadata.get("creationTimestamp", ""), pod["spec"].get("nodeName", "")
+                yield Candidate(metadata["name"], node, address, fingerprint, in_use=False, made=made)
 
     def _digest(self, spec: BoxSpec, pool: Pool) -> str:
         return digest_request(self._agents.digest_key, spec, pool.name)
@@ -216,17 +274,24 @@ class KubernetesBackend:
             claims.pods.get(known.sandbox),
         )
         if ended is not None:
-            await self.destroy(record)
+            await self.destroy(record, keep_disk=keep_disk)
             return None
         box = self._living(ours)
         with suppress(AtollError):  # an agent out of reach is given its time
             await self._claims.renew(known.claim, known.claim_uid)
         self._boxes[sandbox] = box
+        self._unconnected[sandbox] = policy
         box.watch()
         return box
 
     async def reconnect(self) -> set[str]:
-        return set()
+        waiting, self._unconnected = self._unconnected, {}
+        living = {sandbox: policy for sandbox, policy in waiting.items() if sandbox in self._boxes}
+        lost = await self._ways_out.join_again(living)
+        for sandbox, policy in living.items():
+            if sandbox not in lost:
+                self._ways_out.begin_again(sandbox, policy, *self._way(self._boxes[sandbox]))
+        return lost
 
     # Taking away
 
@@ -236,13 +301,17 @@ class KubernetesBackend:
         if sandbox in self._making:
             raise FailedPrecondition(f"sandbox {sandbox} is being made")
         identity = cast(dict[str, str], record.get("identity", {}))
+        keep_disk = keep_disk and bool(record.get("volume"))
         if living := self._boxes.get(sandbox):
-            await living.kill()
+            await (living.stop() if keep_disk else living.kill())
             await living.client.close()
             living.release()
             self._boxes.pop(sandbox, None)
+        elif keep_disk:
+            await self._claims.suspend(Identity.from_json(identity))
         else:
             await self._claims.delete(name, identity.get("claim_uid", ""))
+        await self._ways_out.close(sandbox)
 
     async def sweep(self, known: set[str], *, keep_disk: bool = False) -> list[str]:
         found = await self._cluster.list(CLAIMS, labels=f"{names.GATEWAY}={self._agents.mark}")
@@ -276,10 +345,11 @@ class KubernetesBackend:
         return await self._runtimes.pick(runtime)
 
     def capabilities(self, runtime: str) -> Capabilities:
-        return Capabilities(oom_shows_as_failure=runtime == "gvisor", keeps_disk=False)
+        keeps = any(pool.volume for pool in self._pools.of_runtime(runtime))
+        return Capabilities(oom_shows_as_failure=runtime == "gvisor", keeps_disk=keeps, policy="broker")
 
     async def network(self) -> NetworkStatus:
-        return NetworkStatus(False, NO_NETWORK, "use --no-network")
+        return await self._ways_out.links.status()
 
     async def _probe(self, pool: Pool) -> None:
         """Start a sandbox of this pool, wait for its agent, and take it away."""

@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Record, Traffic, Usage
 from atoll.backends.kubernetes.api import Object
 from atoll.backends.kubernetes.claims import Claims, Identity
 from atoll.backends.kubernetes.identity import find_end
-from atoll.errors import AtollError, FailedPrecondition, Internal, SandboxGone, Unavailable, Unsupported
+from atoll.backends.kubernetes.way_out import WaysOut
+from atoll.errors import AtollError, Internal, SandboxGone, Unavailable, Unsupported
 from atoll.guest import GuestClient
 from atoll.model import Policy
 
@@ -30,6 +31,7 @@ class KubernetesRecord(TypedDict):
     engine: str
     limits: dict[str, float]
     enforced: dict[str, bool]
+    volume: NotRequired[bool]  # its files can be kept while it is stopped
 
 
 class KubernetesBox:
@@ -42,6 +44,7 @@ class KubernetesBox:
         capabilities: Capabilities,
         dial: Dial,
         secrets: tuple[str, str],
+        ways_out: WaysOut,
         unreachable_s: float,
     ) -> None:
         host_secret, agent_secret = secrets
@@ -51,6 +54,7 @@ class KubernetesBox:
         self.client = GuestClient(dial, host_secret=host_secret, agent_secret=agent_secret)
         self.renew_at = 0.0  # set by the backend
         self._claims = claims
+        self._ways_out = ways_out
         self._unreachable_s = unreachable_s
         self._killed = ""
         self._ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -144,6 +148,16 @@ class KubernetesBox:
         if not self._ended.done():
             await self._ask_to_end()
         await self._claims.delete(self.identity.claim, self.identity.claim_uid)
+        await self._ways_out.close(self.id)
+        self._end(Ended("killed", self._killed))
+
+    async def stop(self) -> None:
+        """End the pod and keep the volume; the pod is gone when this returns."""
+        self._killed = self._killed or "stopped by the gateway"
+        if not self._ended.done():
+            await self._ask_to_end()
+        await self._claims.suspend(self.identity)
+        await self._ways_out.close(self.id)
         self._end(Ended("killed", self._killed))
 
     async def _ask_to_end(self) -> None:
@@ -195,7 +209,7 @@ class KubernetesBox:
         self._alive()
 
     async def set_policy(self, policy: Policy) -> None:
-        raise FailedPrecondition("this sandbox was made without a network")
+        await self._ways_out.update(self.id, policy)
 
     async def traffic(self) -> Traffic:
-        return Traffic()
+        return await self._ways_out.traffic(self.id)

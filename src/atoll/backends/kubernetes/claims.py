@@ -26,6 +26,7 @@ TERMINAL = frozenset(
         "PodFailed",
     ]
 )
+ENDED_BEFORE = frozenset(["PodSucceeded", "PodFailed"])
 AGAIN = 5  # attempts to make a claim while the API server is away
 GONE_TIMEOUT = 120.0  # for a pod to go
 
@@ -54,10 +55,11 @@ class Identity:
 class Claims:
     """All claims of the namespace that have this gateway's mark."""
 
-    def __init__(self, cluster: Cluster, mark: str, lease_s: float) -> None:
+    def __init__(self, cluster: Cluster, mark: str, lease_s: float, stopped_s: float) -> None:
         self._cluster = cluster
         self._mark = mark
         self._lease_s = lease_s
+        self._stopped_s = stopped_s
         self.claims = Watch(cluster, CLAIMS, f"{names.GATEWAY}={mark}")
         self.sandboxes = Watch(cluster, SANDBOXES)
         self.pods = Watch(cluster, PODS, names.NAME_HASH)
@@ -103,8 +105,8 @@ class Claims:
             and "deletionTimestamp" not in metadata
         )
 
-    def _lifecycle(self) -> Object:
-        until = datetime.now(UTC) + timedelta(seconds=self._lease_s)
+    def _lifecycle(self, seconds: float = 0.0) -> Object:
+        until = datetime.now(UTC) + timedelta(seconds=seconds or self._lease_s)
         return {"shutdownTime": until.strftime("%Y-%m-%dT%H:%M:%SZ"), "shutdownPolicy": "Delete"}
 
     async def renew(self, name: str, uid: str) -> None:
@@ -112,13 +114,29 @@ class Claims:
         change = {"metadata": {"uid": uid}, "spec": {"lifecycle": self._lifecycle()}}
         await self._cluster.patch(CLAIMS, name, change)
 
+    async def renew_stopped(self) -> None:
+        """Move the deadlines of stopped sandboxes of which half the time is over."""
+        for claim in self.claims.all():
+            if names.STOPPED in claim["metadata"].get("annotations", {}) and self._left(claim) < self._stopped_s / 2:
+                metadata = claim["metadata"]
+                change = {"metadata": {"uid": metadata["uid"]}, "spec": {"lifecycle": self._lifecycle(self._stopped_s)}}
+                await self._cluster.patch(CLAIMS, metadata["name"], change)
+
+    def _left(self, claim: Object) -> float:
+        """Return the seconds until a claim's deadline."""
+        until = claim["spec"].get("lifecycle", {}).get("shutdownTime", "")
+        return (datetime.fromisoformat(until) - datetime.now(UTC)).total_seconds() if until else 0.0
+
     async def annotate(self, name: str, uid: str, notes: Mapping[str, str]) -> None:
         await self._cluster.patch(CLAIMS, name, {"metadata": {"uid": uid, "annotations": dict(notes)}})
 
     # Following
 
-    async def ready(self, name: str, uid: str, timeout: float) -> Identity:
-        """Wait until the sandbox of a claim runs. Fail at once when the controller has given it up."""
+    async def ready(self, name: str, uid: str, timeout: float, *, again: bool = False) -> Identity:
+        """Wait until the sandbox of a claim runs. Fail at once when the controller has given it up.
+
+        `again`: it starts again, and its claim may still tell how it ended last time.
+        """
         changed = asyncio.Event()
 
         def notice(_: Object | None) -> None:
@@ -133,7 +151,7 @@ class Claims:
                         changed.clear()
                         claim = self.claims.get(name)
                         if claim is not None and claim["metadata"]["uid"] == uid:
-                            self._check(claim)
+                            self._check(claim, again=again)
                             if below != (now := _sandbox_name(claim)):
                                 below = now
                                 following.enter_context(self.sandboxes.followed(now, notice))
@@ -144,13 +162,15 @@ class Claims:
             except TimeoutError:
                 raise await self._late(name, below or name, timeout) from None
 
-    def _check(self, claim: Object) -> None:
+    def _check(self, claim: Object, *, again: bool) -> None:
         """Raise what the controller says of a claim that will never be ready."""
         name = claim["metadata"]["name"]
         if "deletionTimestamp" in claim["metadata"]:
             raise SandboxGone(f"the claim {name} was deleted while its sandbox started", details={"reason": "lost"})
         condition = find_condition(claim, "Ready")
-        if condition.get("status") == "False" and condition.get("reason") in TERMINAL:
+        if condition.get("status") == "False" and condition.get("reason") in (
+            TERMINAL - ENDED_BEFORE if again else TERMINAL
+        ):
             raise FailedPrecondition(
                 f"the cluster cannot start the sandbox: {condition['reason']}: {condition.get('message', '')}",
                 hint=f"kubectl -n {self._cluster.namespace} describe sandboxclaim {name}",
@@ -197,6 +217,54 @@ class Claims:
             return ""
         newest: Object = max(found["items"], key=lambda one: one.get("lastTimestamp") or "", default={})
         return str(newest.get("message", ""))
+
+    # Stopping and starting again
+
+    async def suspend(self, known: Identity) -> None:
+        """End the pod of a sandbox and keep its volume; return when the pod is gone.
+
+        Its deadline is moved first: a gateway that dies in the middle leaves a volume, not nothing.
+        """
+        notes = {"uid": known.claim_uid, "annotations": {names.STOPPED: "true"}}
+        change = {"metadata": notes, "spec": {"lifecycle": self._lifecycle(self._stopped_s)}}
+        await self._cluster.patch(CLAIMS, known.claim, change)
+        await self._set_mode(known, "Suspended")
+        await self._until_stopped(known)
+
+    async def resume(self, known: Identity, digest: str) -> None:
+        """Let a stopped sandbox have a pod again."""
+        await self._until_stopped(known)
+        notes = {"uid": known.claim_uid, "annotations": {names.STOPPED: None, names.REQUEST: digest}}
+        await self._cluster.patch(CLAIMS, known.claim, {"metadata": notes, "spec": {"lifecycle": self._lifecycle()}})
+        await self._set_mode(known, "Running")
+
+    async def _set_mode(self, known: Identity, mode: str) -> None:
+        change = {"metadata": {"uid": known.sandbox_uid}, "spec": {"operatingMode": mode}}
+        await self._cluster.patch(SANDBOXES, known.sandbox, change)
+
+    async def _until_stopped(self, known: Identity) -> None:
+        """Wait until the pod of a suspended sandbox is gone: until then it may still write to the volume."""
+        changed = asyncio.Event()
+        with ExitStack() as following:
+            for watch in (self.sandboxes, self.pods):
+                following.enter_context(watch.followed(known.sandbox, lambda _: changed.set()))
+            try:
+                async with asyncio.timeout(GONE_TIMEOUT):
+                    while not self._is_stopped(known):
+                        changed.clear()
+                        await changed.wait()
+            except TimeoutError:
+                raise Unavailable(
+                    f"pod {known.sandbox} (node {known.node}) has not ended after {GONE_TIMEOUT:g} s",
+                    hint="if the node is lost, wait for it or taint it node.kubernetes.io/out-of-service",
+                ) from None
+
+    def _is_stopped(self, known: Identity) -> bool:
+        below = self.sandboxes.get(known.sandbox)
+        if below is None or below["metadata"]["uid"] != known.sandbox_uid:
+            raise SandboxGone(f"the Sandbox {known.sandbox} is gone, and its files", details={"reason": "lost"})
+        suspended = find_condition(below, "Suspended").get("status") == "True"
+        return suspended and self.pods.get(known.sandbox) is None
 
     # Taking away
 

@@ -48,6 +48,10 @@ class Fingerprints:
         finally:
             self._known.pop(uid, None)
 
+    def unused(self) -> list[tuple[Object, str]]:
+        """Return the pods of pools whose fingerprint is known, with it."""
+        return [(pod, self._known[uid]) for pod in self._pods.all() if (uid := pod["metadata"]["uid"]) in self._known]
+
     def _prefetch(self, pod: Object) -> None:
         """Read the line of a pool's pod that has become ready."""
         metadata = pod["metadata"]

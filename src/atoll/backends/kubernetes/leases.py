@@ -42,6 +42,10 @@ class Leases:
             for box in self._boxes():
                 if box.renew_at <= loop.time():
                     await self._renew(box)
+            try:
+                await self._claims.renew_stopped()
+            except AtollError as error:
+                log.warning("the lease of a stopped sandbox was not renewed: %s", error.message)
 
     async def _renew(self, box: KubernetesBox) -> None:
         identity = box.identity

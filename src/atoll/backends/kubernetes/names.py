@@ -15,6 +15,7 @@ SANDBOX = f"{DOMAIN}/sandbox"
 REQUEST = f"{DOMAIN}/request"
 POD = f"{DOMAIN}/pod"
 FINGERPRINT = f"{DOMAIN}/fingerprint"
+STOPPED = f"{DOMAIN}/stopped"
 # Names that agent-sandbox chose.
 CLAIM_UID = "agents.x-k8s.io/claim-uid"
 NAME_HASH = "agents.x-k8s.io/sandbox-name-hash"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from atoll.backends.contract import BoxSpec, Limits
 from atoll.backends.kubernetes import names
 from atoll.backends.kubernetes.api import Object
-from atoll.backends.kubernetes.templates import PodLimits, Problem, find_problems, read_limits
+from atoll.backends.kubernetes.templates import PodLimits, Problem, find_problems, has_volume, read_limits
 from atoll.backends.kubernetes.watching import Watch
 from atoll.errors import FailedPrecondition, NotFound, Unsupported
 
@@ -24,6 +24,7 @@ class Pool:
     default: bool
     runtime_class: str
     limits: PodLimits
+    volume: bool  # its sandboxes can be stopped and started again
     ready: int
     replicas: int
     problems: tuple[Problem, ...]
@@ -104,6 +105,7 @@ class Pools:
             notes.get(names.DEFAULT) == "true",
             runtime_class,
             read_limits(template),
+            has_volume(template),
             int(pool.get("status", {}).get("readyReplicas", 0)),
             int(pool["spec"].get("replicas", 1)),
             tuple(problems),

@@ -51,6 +51,13 @@ def read_limits(template: Object) -> PodLimits:
     )
 
 
+def has_volume(template: Object) -> bool:
+    """Return whether /workspace is a volume that outlives a pod."""
+    container = find_container(_pod(template))
+    mounted = {one["name"] for one in container.get("volumeMounts", ()) if one.get("mountPath") == WORKSPACE}
+    return any(one["metadata"]["name"] in mounted for one in template["spec"].get("volumeClaimTemplates") or ())
+
+
 def find_problems(template: Object, gateway_key: str) -> list[Problem]:
     """Return everything that keeps this template from being used; empty if it is as it must be."""
     where = f"SandboxTemplate {template['metadata']['namespace']}/{template['metadata']['name']}"

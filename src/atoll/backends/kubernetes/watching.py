@@ -28,9 +28,13 @@ class Watch:
         self._version = ""
         self._task: asyncio.Task[None] | None = None
 
+    async def read(self) -> None:
+        """Read the objects once."""
+        await self._list()
+
     async def start(self) -> None:
         """Read the objects once, then follow them in the background."""
-        await self._list()
+        await self.read()
         self._task = asyncio.create_task(self._follow(), name=f"watch-{self._kind.plural}")
 
     async def close(self) -> None:

@@ -74,6 +74,8 @@ class Loopback:
 class Links(Loopback):
     """By the egress broker. `servers` are name servers to ask instead of the machine's, `limits` the share of each sandbox."""
 
+    _kind: type[Egress] = Egress
+
     def __init__(self, home: Path, servers: Iterable[tuple[str, int]] = (), limits: Limits | None = None) -> None:
         self._directory = home / "egress"
         self._servers = tuple(servers)
@@ -89,7 +91,7 @@ class Links(Loopback):
     def _start_egress(self) -> asyncio.Task[Egress]:
         events, uid = self._events, None if standing().rootless else BROKER_UID
         task = asyncio.create_task(
-            Egress.start(
+            self._kind.start(
                 self._directory,
                 uid,
                 lambda event: events.on_blocked(event),

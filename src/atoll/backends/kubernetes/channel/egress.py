@@ -9,12 +9,12 @@ import hmac
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from atoll import errors
 from atoll.backends.kubernetes.channel.gateway_key import GatewayKey
 from atoll.backends.kubernetes.channel.tls import EGRESS, dial
-from atoll.egress import CarriedEgress, carrier
+from atoll.egress import carrier
 from atoll.guest import wire
 
 _HELLO_SECONDS = 5.0
@@ -29,12 +29,18 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 _log = logging.getLogger(__name__)
 
 
+class Carrier(Protocol):
+    """Whoever gives a socket to the broker."""
+
+    async def carry(self, sandbox: str) -> socket.socket: ...
+
+
 class EgressChannel:
     """Keeps the egress channel of one sandbox open until `close`. `secrets` are those of the hello: the host's, the agent's."""
 
     def __init__(
         self,
-        egress: CarriedEgress,
+        egress: Carrier,
         sandbox: str,
         key: GatewayKey,
         place: tuple[str, int, str],
