@@ -7,19 +7,35 @@ use crate::{loopdev, namespaces, sys, view};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
+const DISK: &str = "disk";
+const SHIFTED: &str = "shifted";
+const MEMORY: &std::ffi::CStr = c"memory";
 const OVERLAY_OPTIONS: &str = "index=off,metacopy=off,redirect_dir=nofollow";
 
 /// The number of the loop device under the sandbox's disk, where it has one.
-pub fn build(order: &Start, base: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<Option<i32>> {
+pub fn build(order: &Start, base: u32, count: u32, user_ns: &OwnedFd, fds: &[OwnedFd]) -> Result<Option<i32>> {
     // A descriptor opened in the host's mount namespace can be cloned only from there: sources first, then our own namespace.
     let shifted = order.shift.then_some(user_ns);
     let lowers = order.overlays.iter().map(|o| lower_trees(o, shifted)).collect::<Result<Vec<_>>>()?;
     let sources = order.binds.iter().map(|b| given_source(b, fds, order.shift)).collect::<Result<Vec<_>>>()?;
+    let memory = order.memory.map(|index| saved_memory(index, fds, shifted)).transpose()?;
     mounts::own_namespace()?;
     stage(&order.stage)?;
     let mut disks = Disks::new(&order.disk)?;
+    let place = match order.disk {
+        Disk::Image { of: Some(of), .. } if of != base => {
+            disks.shift(&namespaces::range(of, base, count)?)?;
+            SHIFTED
+        }
+        _ => DISK,
+    };
     for (overlay, trees) in order.overlays.iter().zip(&lowers) {
-        mount_overlay(overlay, trees, base, disks.own(), order.shift)?;
+        mount_overlay(overlay, trees, base, place, disks.own(), order.shift)?;
+    }
+    if let Some(tree) = memory {
+        sys::mkdir(libc::AT_FDCWD, MEMORY, 0o700, "memory")?;
+        let on = sys::open_path(libc::AT_FDCWD, MEMORY, libc::O_PATH, "memory")?;
+        mounts::attach(&tree, on.as_raw_fd())?;
     }
     let root = sys::open_path(libc::AT_FDCWD, c"root", libc::O_PATH | libc::O_DIRECTORY, "mount")?;
     for (bind, source) in order.binds.iter().zip(sources) {
@@ -92,6 +108,14 @@ fn lower_trees(overlay: &Overlay, user_ns: Option<&OwnedFd>) -> Result<Vec<Owned
     overlay.lowers.iter().map(one).collect()
 }
 
+/// The directory of a saved memory, whose files belong to the host's root, as one of the sandbox's root that can only be read.
+fn saved_memory(index: usize, fds: &[OwnedFd], shifted: Option<&OwnedFd>) -> Result<OwnedFd> {
+    let fd = fds.get(index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
+    let tree = mounts::clone_tree(fd.as_raw_fd(), c"")?;
+    mounts::restrict(&tree, true, shifted)?;
+    Ok(tree)
+}
+
 /// Mounts that can be cloned only before we leave the host's mount namespace.
 fn given_source(bind: &Bind, fds: &[OwnedFd], shift: bool) -> Result<Option<OwnedFd>> {
     match &bind.source {
@@ -124,7 +148,7 @@ impl Disks {
     fn new(disk: &Disk) -> Result<Self> {
         sys::mkdir(libc::AT_FDCWD, c"disk", 0o700, "disk")?;
         let device = match disk {
-            Disk::Image { image, fresh } => mount_image(image, *fresh, "disk")?,
+            Disk::Image { image, fresh, .. } => mount_image(image, *fresh, "disk")?,
             Disk::Tmpfs(size) => {
                 // Files without bytes take memory too: as many as an ext4 of that size would have.
                 let options = sys::c(&format!("mode=0700,size={size},nr_inodes={}", (size / 16384).max(1024)))?;
@@ -138,6 +162,15 @@ impl Disks {
 
     fn own(&self) -> RawFd {
         self.own.as_raw_fd()
+    }
+
+    /// Mount the disk a second time, where files with ids of another sandbox have those of this one.
+    fn shift(&self, ids: &OwnedFd) -> Result<()> {
+        let tree = mounts::clone_tree(self.own.as_raw_fd(), c"")?;
+        mounts::restrict(&tree, false, Some(ids))?;
+        sys::mkdir(libc::AT_FDCWD, c"shifted", 0o700, "disk")?;
+        let on = sys::open_path(libc::AT_FDCWD, c"shifted", libc::O_PATH, "disk")?;
+        mounts::attach(&tree, on.as_raw_fd())
     }
 
     /// A detached mount of one directory of a disk. Its root belongs to id 0, plain: idmapping shifts it per sandbox.
@@ -191,7 +224,15 @@ fn plain_name(name: &str) -> Result<std::ffi::CString> {
     sys::c(name)
 }
 
-fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd, privileged: bool) -> Result<()> {
+/// `place` is where the disk shows the ids of this sandbox.
+fn mount_overlay(
+    overlay: &Overlay,
+    trees: &[OwnedFd],
+    base: u32,
+    place: &str,
+    disk: RawFd,
+    privileged: bool,
+) -> Result<()> {
     plain_name(&overlay.name)?;
     let (upper, work) = (format!("upper-{}", overlay.name), format!("work-{}", overlay.name));
     for (name, owner) in [(&upper, base), (&work, 0)] {
@@ -202,17 +243,18 @@ fn mount_overlay(overlay: &Overlay, trees: &[OwnedFd], base: u32, disk: RawFd, p
     }
     let mut stack = Vec::new();
     for (index, tree) in trees.iter().enumerate() {
-        let place = format!("{}{index}", overlay.name);
-        let path = sys::c(&place)?;
+        let lower = format!("{}{index}", overlay.name);
+        let path = sys::c(&lower)?;
         sys::mkdir(libc::AT_FDCWD, &path, 0o700, "mount")?;
         let on = sys::open_path(libc::AT_FDCWD, &path, libc::O_PATH, "mount")?;
         mounts::attach(tree, on.as_raw_fd())?;
-        stack.push(place);
+        stack.push(lower);
     }
     // Only real root may write trusted attributes; others keep overlay's notes in attributes of a user.
     let attributes = if privileged { "" } else { ",userxattr" };
     let stack = stack.join(":");
-    let options = format!("lowerdir={stack},upperdir=disk/{upper},workdir=disk/{work},{OVERLAY_OPTIONS}{attributes}");
+    let options =
+        format!("lowerdir={stack},upperdir={place}/{upper},workdir={place}/{work},{OVERLAY_OPTIONS}{attributes}");
     let target = if overlay.target.is_empty() {
         sys::c("root")?
     } else {

@@ -58,7 +58,7 @@ fn run() -> Result<()> {
     if let Some(direct) = &order.direct {
         return start_directly(&order, direct, base, count, spaces, &fds);
     }
-    let device = layout::build(&order, base, &spaces.user, &fds)?;
+    let device = layout::build(&order, base, count, &spaces.user, &fds)?;
     if order.inside.is_none() {
         groups::enter_waiting(&order.groups)?;
     }
@@ -100,7 +100,7 @@ fn start_directly(
     let config = oci::parse(&direct.config, base, count, &order.stage)?;
     let filter = rights::parse(&direct.filter)?;
     let file = fds.get(direct.pid_file).ok_or_else(|| Failure::new("order", "no file for the process id".into()))?;
-    let device = layout::build(order, base, &spaces.user, fds)?;
+    let device = layout::build(order, base, count, &spaces.user, fds)?;
     sys::die_with_parent()?; // again: the kernel forgets it when ids change, as they do to open a user's files
     let birth = direct::Birth { config: &config, filter: &filter, spaces, fds };
     direct::start(order, &birth, file)?;

@@ -53,6 +53,17 @@ pub fn translation(uid: u32, gid: u32, base: u32) -> Result<OwnedFd> {
     made.into_iter().next().ok_or_else(|| Failure::new("namespaces", "none was made".into()))
 }
 
+/// A user namespace that says how the ids of one sandbox become those of another; root stays root.
+pub fn range(from: u32, to: u32, count: u32) -> Result<OwnedFd> {
+    let unshare = || {
+        // SAFETY: no pointers.
+        sys::check(unsafe { libc::unshare(libc::CLONE_NEWUSER) }.into(), "namespaces", "unshare(user)").map(|_| ())
+    };
+    let map = format!("0 0 1\n{from} {to} {count}\n");
+    let made = held(unshare, &map, &map, &["user"])?;
+    made.into_iter().next().ok_or_else(|| Failure::new("namespaces", "none was made".into()))
+}
+
 /// Become root of the sandbox's own namespaces, and thereby nobody outside of them.
 pub fn enter(spaces: &Spaces) -> Result<()> {
     join(spaces)?;

@@ -15,6 +15,8 @@ pub struct Start {
     /// Directories that must be there, and be directories, before the engine mounts on them.
     pub mountpoints: Vec<String>,
     pub read_only_root: bool,
+    /// Index among the descriptors of a directory with a saved memory; the engine finds it below the stage, read-only.
+    pub memory: Option<usize>,
     /// Control groups' `cgroup.procs` to be in before the engine starts; an engine that joins them itself needs none.
     pub groups: Vec<String>,
     /// For an engine that has to run inside the sandbox's own namespaces: the OCI configuration, written where it can read it.
@@ -53,7 +55,8 @@ pub struct Direct {
 
 pub enum Disk {
     /// A file with an ext4 file system, or a directory. A fresh one was made for this start, so that no device can serve it yet.
-    Image { image: String, fresh: bool },
+    /// `of`: the first of the ids that its files have, where those are another sandbox's.
+    Image { image: String, fresh: bool, of: Option<u32> },
     /// A tmpfs of that many bytes, where loop devices are out of reach.
     Tmpfs(u64),
 }
@@ -95,6 +98,7 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         binds: order.list("binds", bind)?,
         mountpoints: order.list("mountpoints", text)?,
         read_only_root: order.flag("read_only_root")?,
+        memory: if order.has("memory") { Some(order.number("memory")? as usize) } else { None },
         groups: order.list("groups", text)?,
         inside: optional(order.take("inside")?, text)?,
         filter: if order.has("filter") { Some(order.text("filter")?) } else { None },
@@ -139,7 +143,11 @@ fn direct(value: Value) -> Result<Direct> {
 fn disk(value: Value) -> Result<Disk> {
     let mut fields = Fields::of(value)?;
     let disk = if fields.has("image") {
-        Disk::Image { image: fields.text("image")?, fresh: fields.has("fresh") && fields.flag("fresh")? }
+        Disk::Image {
+            image: fields.text("image")?,
+            fresh: fields.has("fresh") && fields.flag("fresh")?,
+            of: if fields.has("of") { Some(fields.id("of")?) } else { None },
+        }
     } else {
         Disk::Tmpfs(fields.number("tmpfs")?)
     };

@@ -135,6 +135,10 @@ class GuestClient:
         if self._connection is not None:
             self._connection.close("closed by the daemon")
 
+    def renew(self, *, host_secret: str, agent_secret: str) -> None:
+        """Take the secrets by which daemon and agent know each other from the next connection on."""
+        self._host_secret, self._agent_secret = host_secret, agent_secret
+
     @property
     def over(self) -> errors.AtollError | None:
         return self._over

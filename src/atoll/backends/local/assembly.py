@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +16,10 @@ from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import SPARE_PIDS, Group
 from atoll.backends.local.launch import Bind, BindSource, Disk, EngineOrder, Launcher, Order, Overlay, boot_log
 from atoll.backends.local.layers import Rootfs
+from atoll.backends.local.memory import fit
+from atoll.backends.local.memory.files import DISK, SEALED, STATE
+from atoll.backends.local.memory.save import Secrets, contents, new_secrets, ours
+from atoll.backends.local.memory.seal import unseal
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
@@ -63,7 +66,10 @@ class Assembly:
         self._spare = spare  # may be given a network once it has started
         self.paths = backend.paths
         self.run = backend.paths.run(spec.id)
-        self.secrets = {"agent_secret": secrets.token_hex(16), "host_secret": secrets.token_hex(16)}
+        self.memory = None if spec.memory is None else ours(spec.memory)
+        self.secrets: Secrets = new_secrets()
+        if self.memory is not None:
+            self.secrets = {"agent_secret": self.memory["agent_secret"], "host_secret": self.memory["host_secret"]}
 
     async def make(self) -> LocalBox:
         try:
@@ -124,6 +130,8 @@ class Assembly:
     @property
     def networked(self) -> bool:
         """It has a network, or may be given one later."""
+        if self.memory is not None:
+            return self.memory["networked"]
         return self.spec.policy.network != "none" or self._spare
 
     @property
@@ -139,6 +147,7 @@ class Assembly:
 
     async def _make(self) -> LocalBox:
         spec, backend = self.spec, self.backend
+        self._fit = await asyncio.to_thread(self._look_what_fits)
         binds = [bind for mount in spec.mounts for bind in mounts.binds(mount, self.paths.home)]
         if not _HOSTNAME.fullmatch(spec.hostname):
             raise InvalidArgument(f"not a host name: {spec.hostname[:64]!r}")
@@ -184,6 +193,36 @@ class Assembly:
                 await launcher.close()
             raise
 
+    def _look_what_fits(self) -> dict[str, str]:
+        """What has to be equal where the memory of this sandbox is started from. FailedPrecondition when it is to be started from
+        one that is not."""
+        if not self.engine.runtime.capabilities.memory:
+            return {}
+        found = {**fit.of_engine(self.engine.name, self.engine.program), **fit.of_spec(self.spec)}
+        if self.memory is not None:
+            fit.check(self.memory["fit"], {**found, **fit.of_host()})
+            self.backend.memories.find(self.memory["name"])
+        return found
+
+    def _bring_memory(self) -> None:
+        """Put the files of a saved memory in place: the disk, and the state where it was sealed."""
+        assert self.spec.memory is not None and self.memory is not None
+        place, name, key = self.backend.memories.find(self.memory["name"]), self.memory["name"], self.spec.memory.key
+        disk = self.paths.disk(self.spec.id) if self.memory["disk"] else None
+        if self.memory["sealed"]:
+            self.state_directory.mkdir(mode=0o700)
+            unseal(place / SEALED, contents(self.state_directory, disk), key, name)
+        elif disk is not None:
+            disks.copy_sparse(place / DISK, disk)
+
+    @property
+    def state_directory(self) -> Path:
+        """Where the state of the memory that it starts from lies."""
+        assert self.memory is not None
+        if self.memory["sealed"]:
+            return self.run / "memory"
+        return self.backend.memories.place(self.memory["name"]) / STATE
+
     def _step(self, name: str) -> None:
         self.backend.on_step(self.spec.id, name)
 
@@ -198,6 +237,14 @@ class Assembly:
 
     async def _make_disk(self) -> None:
         path = self.paths.disk(self.spec.id)
+        if self.memory is not None:
+            if self.backend.standing.rootless:
+                raise Unsupported("a saved memory is started by root's daemon alone", hint="use root's daemon")
+            if self.memory["disk"]:
+                path.parent.mkdir(mode=0o700)
+            elif self.spec.workspace.disk is None or self.memory.get("of") != self.spec.id:
+                raise FailedPrecondition("this memory belongs to the sandbox that was paused, and to no other")
+            return await asyncio.to_thread(self._bring_memory)
         if self.spec.workspace.disk is not None:
             if not path.exists() and self.backend.standing.rootless:
                 raise FailedPrecondition(
@@ -256,7 +303,18 @@ class Assembly:
     def _disk(self) -> Disk:
         if self._disk_in_memory:
             return {"tmpfs": self.spec.limits.disk_mb << 20}
-        return {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.workspace.disk is None}
+        disk: Disk = {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.workspace.disk is None}
+        if (of := self._disk_base) is not None:
+            disk["of"] = of
+        return disk
+
+    @property
+    def _disk_base(self) -> int | None:
+        """The first user id of the files on its disk, where that may be another sandbox's."""
+        if self.memory is not None:
+            return self.memory["base"]
+        kept = self.spec.workspace.disk
+        return None if kept is None else cast("LocalRecord", kept).get("disk_base")
 
     @staticmethod
     def _keep(stack: ExitStack, make: Callable[[], int]) -> int:
@@ -288,6 +346,8 @@ class Assembly:
     # Descriptors for the agent
 
     def _boot_message(self) -> int:
+        if self.memory is not None:
+            return os.memfd_create("boot", os.MFD_CLOEXEC)  # it has had one
         spec = self.spec
         limits = spec.limits
         rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
@@ -330,8 +390,12 @@ class Assembly:
         return init
 
     def _record(self, base: int, pid: int, enforced: dict[str, bool]) -> LocalRecord:
+        of = self._disk_base
+        other: LocalRecord = {"id": self.spec.id} if of is None else {"id": self.spec.id, "disk_base": of}
         return {
-            "id": self.spec.id,
+            **other,
+            "networked": self.networked,
+            "fit": self._fit,
             "runtime": self.engine.runtime.name,
             "engine": self.engine.name,
             "pid": pid,

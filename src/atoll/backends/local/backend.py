@@ -177,6 +177,9 @@ class LocalBackend:
                 self._boxes[spec.id] = box
                 async with _answering():
                     await box.unless_it_ends(box.client.connection())
+                    if spec.memory is not None:
+                        await box.unless_it_ends(box.wake(spec.boot))
+                        _remove(assembly.run / "memory")
             except BaseException:
                 # Also when cancelled: nothing may stay. The disk of a stopped sandbox is not ours to throw away.
                 await _to_the_end(self._clean_up({"id": spec.id}, keep_disk=spec.workspace.disk is not None))
@@ -249,6 +252,10 @@ class LocalBackend:
             return None
         living = self._boxes[box] = self._living({**ours}, init)
         living.links, living.policy = self.links, policy or Policy()
+        try:
+            await living.settle()
+        except AtollError as error:
+            log.error("sandbox %s was being saved, and its agent cannot be reached: %s", box, error)
         return living
 
     async def reconnect(self) -> set[str]:

@@ -3,18 +3,20 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Required, TypedDict, TypeVar
 
 from atoll.backends.contract import BoxFacts, Capabilities, Ended, Limits, Record, Traffic, Usage
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.memory.files import Memories
+from atoll.backends.local.memory.save import Secrets, new_secrets, save
 from atoll.backends.local.network import Loopback, namespace_of
 from atoll.backends.local.paths import Paths
 from atoll.egress.router.router import LinkFields
-from atoll.errors import SandboxGone
+from atoll.errors import SandboxGone, Unsupported
 from atoll.guest import GuestClient
 from atoll.model import Policy
 
@@ -38,9 +40,14 @@ class LocalRecord(TypedDict, total=False):
     needs: list[str]  # features that its agent must have
     link: LinkFields | None
     loop: int | None
+    disk_base: int  # the first user id of the files on its disk, where that is another sandbox's
+    networked: bool  # its kernel uses the network namespace
+    fit: dict[str, str]  # what has to be equal where its memory is started from
     agent_first: bool  # the agent speaks first
     gofer: int | None  # gVisor's file server
     files: int | None  # a virtual machine's
+    state: str  # where gVisor's engine keeps what it knows of the sandbox, in its mount namespace
+    program: str  # that engine
     agent_secret: str
     host_secret: str
 
@@ -174,10 +181,54 @@ class LocalBox:
         await self._group.freeze(False)
 
     async def save_memory(self, name: str, key: bytes = b"", *, end: bool = False) -> Record:
-        """Of a runtime whose boxes do not say how it is done: Unsupported."""
+        """Save memory, processes and disk as `memory/save.py` orders it; Unsupported where the runtime cannot."""
         self._alive()
         self.capabilities.check(self.facts.runtime, memory=True)
+        if not self._paths.disk(self.id).is_file():
+            raise Unsupported("memory is saved only with a disk image", hint="use root's daemon")
+        if not self._record.get("fit"):
+            raise Unsupported("this sandbox was made by an older atoll", hint="make it anew")
+        return await save(self, Memories(self._paths.memories), name, key, end=end)
+
+    @property
+    def disk_image(self) -> Path:
+        return self._paths.disk(self.id)
+
+    @property
+    def disk_root(self) -> str:
+        """A path to a directory on its disk."""
+        return f"/proc/{self.pid}/root"
+
+    @asynccontextmanager
+    async def hushed(self) -> AsyncIterator[Secrets]:
+        """Cut the agent off, with secrets that are made for this and yielded; afterwards it has the sandbox's own again."""
         raise NotImplementedError
+        yield
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        """Let nothing run in it."""
+        raise NotImplementedError
+        yield
+
+    async def write_state(self, directory: Path) -> None:
+        """Write memory and processes of a still sandbox to this directory."""
+        raise NotImplementedError
+
+    async def wake(self, boot: Mapping[str, Any]) -> None:
+        """Make a sandbox that was started from a saved memory one of its own: secrets, id, end, environment."""
+        fresh = new_secrets()
+        await self.client.request("renew", **fresh, sandbox=self.id)
+        await self.client.request("configure", **boot)
+        self._take(fresh)
+        self._record["agent_secret"], self._record["host_secret"] = fresh["agent_secret"], fresh["host_secret"]
+
+    def _take(self, secrets: Secrets) -> None:
+        """Know the agent by these from its next connection on."""
+        self.client.renew(**secrets)
+
+    async def settle(self) -> None:
+        """Finish what a daemon before us was doing with it."""
 
     async def usage(self) -> Usage:
         memory, peak = self._group.memory()

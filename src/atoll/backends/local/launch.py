@@ -60,6 +60,7 @@ class Disk(TypedDict, total=False):
 
     image: str
     fresh: bool
+    of: int  # the first user id of the sandbox whose files are on it
     tmpfs: int
 
 
@@ -76,6 +77,7 @@ class EngineOrder(TypedDict, total=False):
     argv: list[str]
     filter: str  # of the engine's own system calls, as a program in hexadecimal digits
     direct: Mapping[str, object]  # the launcher itself is the engine
+    memory: int  # among the descriptors: the directory of a saved memory
     seen: Mapping[str, object]
 
 

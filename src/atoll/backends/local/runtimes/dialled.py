@@ -4,9 +4,10 @@ The launcher leaves a keeper in the sandbox's pid namespace, and below it the ke
 """
 
 import asyncio
+import json
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -17,12 +18,23 @@ from atoll.backends.local.box import LocalBox, LocalRecord
 from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
 from atoll.backends.local.kernel.children import Status, Watched
+from atoll.backends.local.memory.save import Secrets, new_secrets
 from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes.dialled_channel import Door
+from atoll.errors import Unavailable
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
+INTERIM = "interim.json"  # of the run directory: the agent's secrets while its memory is saved
 _SIGNALS = 128
+
+
+def _write_down(note: Path, secrets: Secrets) -> None:
+    fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        json.dump(secrets, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 class DialledBox(LocalBox):
@@ -44,6 +56,45 @@ class DialledBox(LocalBox):
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await self._door.connect()
+
+    @asynccontextmanager
+    async def hushed(self) -> AsyncIterator[Secrets]:
+        """The secrets of the save are written down first, so that the next daemon finds the agent if this one dies."""
+        interim = new_secrets()
+        note = self._paths.run(self.id) / INTERIM
+        await asyncio.to_thread(_write_down, note, interim)
+        try:
+            await self.client.request("renew", **interim, quiet=True)
+            self._door.close()
+            self.client.drop_connection()
+            yield interim
+        finally:
+            if not self._init.over and not self._killed:
+                self._door = Door(self._paths.run(self.id) / DIAL_DIRECTORY, interim["agent_secret"])
+                self.client.renew(**interim)
+                await self.settle()
+
+    async def settle(self) -> None:
+        """Give an agent that was cut off for a save its own secrets back."""
+        note = self._paths.run(self.id) / INTERIM
+        if not note.exists():
+            return
+        own: Secrets = {"agent_secret": self._record["agent_secret"], "host_secret": self._record["host_secret"]}
+        interim: Secrets = json.loads(note.read_text())
+        for known in (interim, own):  # its own: the save was over, or had not begun
+            self._take(known)
+            try:
+                await self.unless_it_ends(self.client.request("renew", **own))
+                break
+            except Unavailable:
+                if known is own:
+                    raise
+        self._take(own)
+        note.unlink()
+
+    def _take(self, secrets: Secrets) -> None:
+        super()._take(secrets)
+        self._door.renew(secrets["agent_secret"])
 
     def release(self) -> None:
         super().release()

@@ -7,21 +7,26 @@ group is a backstop; when memory runs out the host would end gVisor's kernel, so
 
 import mmap
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from atoll.backends.contract import Limits
 from atoll.backends.local import bundle
 from atoll.backends.local.assembly import Boot
+from atoll.backends.local.box import LocalRecord
 from atoll.backends.local.kernel import filters
 from atoll.backends.local.kernel.cgroups import Group
+from atoll.backends.local.kernel.children import Watched
 from atoll.backends.local.launch import Bind, EngineOrder, Launcher
 from atoll.backends.local.runtimes.base import LOCAL, Engine, Runtime
-from atoll.backends.local.runtimes.dialled import DIAL_TARGET, DialledAssembly, DialledBox
+from atoll.backends.local.runtimes.dialled import DIAL_TARGET, INTERIM, DialledAssembly, DialledBox
 from atoll.backends.local.runtimes.dialled_channel import SOCKET
+from atoll.backends.local.runtimes.gvisor_memory import Runsc
 from atoll.backends.local.seen import Seen
+from atoll.errors import AtollError
 
 MEMORY_TARGETS = tuple(f"/.atoll/memory/{name}" for name in ("usage", "stat"))  # as `Group.memory_files` has them
 # Memory of gVisor's own kernel. Measured with the builds of 2024 and of 2026, which hardly differ: 16 MB when new, 20 after a few programs,
@@ -56,6 +61,30 @@ class GvisorBox(DialledBox):
     """Its keeper has the sentry and the gofer below it."""
 
     file_server = "gofer"
+
+    @property
+    def disk_root(self) -> str:
+        return f"/proc/{self._record['gofer']}/root"
+
+    @asynccontextmanager
+    async def still(self) -> AsyncIterator[None]:
+        runsc = Runsc.of(self._record)
+        await runsc.do("pause")
+        try:
+            yield
+        finally:
+            if not self._init.over and not self._killed:
+                await runsc.do("resume")
+
+    async def write_state(self, directory: Path) -> None:
+        os.chown(directory, self._record["base"], self._record["base"])
+        await Runsc.of(self._record).checkpoint(directory)
+
+    async def settle(self) -> None:
+        if (self._paths.run(self.id) / INTERIM).exists():
+            with suppress(AtollError):  # it goes on already
+                await Runsc.of(self._record).do("resume")
+        await super().settle()
 
     @staticmethod
     def apply(group: Group, limits: Limits) -> dict[str, bool]:
@@ -97,9 +126,24 @@ class GvisorAssembly(DialledAssembly):
         # interrupts that wait; after a second time without a call in between, builds of 2026 take the process for dead and end the
         # program. Without it they wait for a futex, which a freeze does not disturb.
         filter = filters.no_listener().hex()
-        return {"inside": self._config, "argv": self._argv(stage), "seen": seen, "filter": filter}
+        order: EngineOrder = {"inside": self._config, "argv": self._argv(stage), "seen": seen, "filter": filter}
+        if self.memory is not None:
+            order["memory"] = descriptors - 1  # the last one
+        return order
+
+    def descriptors(self) -> list[Callable[[], int]]:
+        if self.memory is None:
+            return []
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        return [partial(os.open, self.state_directory, flags)]
+
+    def note(self, record: LocalRecord, init: Watched) -> None:
+        super().note(record, init)
+        record["state"] = f"{self._stage}/state"
+        record["program"] = self.engine.program
 
     def _argv(self, stage: str) -> list[str]:
+        self._stage = stage
         platform = self.engine.name.removeprefix("runsc-")
         # The network namespace is the sandbox's own already. Without a network there is gVisor's own loopback: then its kernel may not
         # even make a socket of the host, and its filter for that is built in a quarter of the time.
@@ -108,7 +152,8 @@ class GvisorAssembly(DialledAssembly):
             *(self.engine.program, f"--root={stage}/state", f"--platform={platform}", "--ignore-cgroups"),
             # Writes land on the sandbox's limited disk, not in memory.
             *(f"--network={network}", "--host-uds=open", "--overlay2=none"),
-            *("run", "--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", self.spec.id),
+            *(("run",) if self.memory is None else ("restore", f"--image-path={stage}/memory")),
+            *("--detach", f"--bundle={stage}/bundle", f"--pid-file={stage}/state/pid", self.spec.id),
         ]
 
     def boot(self) -> Boot:
@@ -128,7 +173,9 @@ class Gvisor(Runtime):
     package = "runsc"
     installer = "install-runsc.sh"
     # The agent holds the limits of memory and processes, and was told them when it started.
-    capabilities = replace(LOCAL, freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True)
+    capabilities = replace(
+        LOCAL, freezes_idle=True, resizes=frozenset(["cpus"]), oom_shows_as_failure=True, memory=True
+    )
     assembly = GvisorAssembly
     box = GvisorBox
 
