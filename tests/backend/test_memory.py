@@ -1,11 +1,8 @@
 """Saving the memory of a gVisor sandbox and starting others from it: what they keep, what is new in them, what is refused."""
 
-import asyncio
-import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from lab.backend import Sandbox, chosen_runtime, spec_for
@@ -14,9 +11,7 @@ from atoll.backends.contract import BoxSpec, Memory
 from atoll.backends.local import LocalBackend
 from atoll.backends.local.box import LocalBox
 from atoll.backends.local.layers import Rootfs
-from atoll.backends.local.memory.seal import new_key
 from atoll.backends.local.paths import new_id
-from atoll.errors import AtollError, FailedPrecondition, Unsupported
 
 pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
 
@@ -59,9 +54,8 @@ async def parent(backend: LocalBackend, rootfs: Rootfs, gvisor: None) -> AsyncIt
 async def test_a_fork_goes_on_with_memory_and_disk(backend: LocalBackend, parent) -> None:
     """A program that counts goes on counting in both; files of the disk are there; what one writes the other does not see."""
     sandbox, spec = parent
-    await sandbox.sh(
-        "echo kept > /workspace/file; echo root > /etc/mark; (i=0; while :; do i=$((i+1)); echo $i > /dev/shm/n; sleep 0.05; done) >/dev/null 2>&1 &"
-    )
+    await sandbox.sh("echo kept > /workspace/file; echo root > /etc/mark")
+    await sandbox.sh("(i=0; while :; do i=$((i+1)); echo $i > /dev/shm/n; sleep 0.05; done) >/dev/null 2>&1 &")
     saved = await save(backend, sandbox, spec)
     before = int((await sandbox.sh("cat /dev/shm/n")).stdout)
     child = await saved.start()

@@ -203,6 +203,27 @@ OWN = (
         (Flag("force", "", "replace a snapshot of the same name"),),
     ),
     Verb(
+        "sandbox checkpoint", "memory:save", "ID [NAME]", "Keep memory, processes and disk of a running sandbox; it goes on.",
+        (Flag("force", "", "replace a checkpoint of the same name"),),
+        ("atoll sandbox checkpoint $ID before-the-migration",),
+    ),
+    Verb(
+        "sandbox restore", "memory:restore", "NAME", "A new sandbox that goes on from a checkpoint.",
+        (
+            Flag("name", "NAME", "a name for the new sandbox"),
+            Flag("lifetime", "SECONDS", "end it after so long", kind="number"),
+            Flag("no-network", "", "only loopback inside"),
+        ),
+        ("atoll sandbox restore before-the-migration",),
+    ),
+    Verb(
+        "sandbox fork", "memory:fork", "ID", "New sandboxes that go on from this moment of a running one.",
+        (Flag("count", "N", "how many, at most 32 (default: 1)", kind="int"),),
+        ("atoll sandbox fork $ID --count 3",),
+    ),
+    Verb("sandbox checkpoints", "memory:list_checkpoints", "", "Your checkpoints."),
+    Verb("sandbox checkpoints delete", "memory:delete", "NAME", "Delete a checkpoint; sandboxes made from it go on."),
+    Verb(
         "sandbox subagent", "workspaces:subagent", "PARENT_ID",
         "A sandbox beside another on the same /workspace; it ends with its parent and may never have more.",
         (

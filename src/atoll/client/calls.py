@@ -332,6 +332,33 @@ def delete_snapshot(name: str) -> Call:
     return Call("DELETE", snapshot_path(name))
 
 
+def checkpoint_path(name: str, *rest: str) -> str:
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise InvalidArgument(f"{name!r:.80} is not a checkpoint's name")
+    return "/v1/checkpoints/" + quote(name) + "".join(f"/{part}" for part in rest)
+
+
+def _patient(call: Call) -> Call:
+    """It takes as long as the memory is large."""
+    call.timeout = None
+    return call
+
+
+def save_checkpoint(ref: str, name: str | None, *, force: bool = False) -> Call:
+    return _patient(post(sandbox_path(ref, "checkpoints"), {"name": name, "force": force or None}))
+
+
+def restore_checkpoint(
+    checkpoint: str, *, name: str | None = None, lifetime: float | None = None, network: bool = True
+) -> Call:
+    fields = {"name": name, "lifetime_s": lifetime, "network": None if network else False}
+    return _patient(post(checkpoint_path(checkpoint, "restore"), fields))
+
+
+def fork(ref: str, count: int) -> Call:
+    return _patient(post(sandbox_path(ref, "fork"), {"count": count}))
+
+
 def subagent(
     ref: str,
     *,

@@ -188,6 +188,15 @@ class SnapshotWire(TypedDict, total=False):
     skipped: list[str]
 
 
+class CheckpointWire(TypedDict):
+    name: str
+    created_at: float
+    sandbox_id: str
+    runtime: str
+    image: str
+    size_bytes: int
+
+
 class MountFields(TypedDict):
     source: str
     target: str

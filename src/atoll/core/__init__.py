@@ -30,6 +30,7 @@ from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
 from atoll.core.policy.network import Network
 from atoll.core.sandboxes.idle_freeze import Doze
+from atoll.core.sandboxes.memory import Checkpoints
 from atoll.core.sandboxes.metrics import Metrics
 from atoll.core.sandboxes.notes import Notes
 from atoll.core.sandboxes.oneshot import Once
@@ -86,6 +87,7 @@ class Core:
         self.manifests = Manifests(self)
         self.sessions = Sessions(self.sandboxes, self.manifests)
         self.snapshots = Snapshots(self.sandboxes, self.history, home, self.workers)
+        self.checkpoints = Checkpoints(self.sandboxes, home, self.commands.starter.recover)
         self.audit = Audit(home / "audit", config.storage.audit_mb << 20)
         self.reaper = Reaper(self.sandboxes, self.audit.settle)
         self.doze = Doze(self.sandboxes.live.values, config.sandboxes.doze_after_s)
@@ -111,6 +113,7 @@ class Core:
         await self.backend.start(self.network)
         await reconcile(self.sandboxes, self.commands)
         await self.subagents.end_orphans()
+        await self.checkpoints.recover()
         await self.reaper.reap()
         self.reaper.start()
         self.doze.start()

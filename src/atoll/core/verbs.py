@@ -160,6 +160,12 @@ _ROWS = (
     _reading("snapshots.export"),
     _reading("snapshots.get_manifest"),
     _reading("snapshots.manifest_names"),
+    # Saved memory
+    _writing("checkpoints.save", model.SaveCheckpoint, model.CheckpointInfo, "name", "force"),
+    _writing("checkpoints.restore", model.RestoreCheckpoint, _INFO, "name", "lifetime_s", sandbox=False),
+    _ending("checkpoints.remove", None, None, "name", sandbox=False),
+    _reading("checkpoints.list"),
+    _writing("fork", model.Fork, None, "count"),
     # Images
     _reading("images.list"),
     _reading("images.inspect"),

@@ -4,7 +4,7 @@ from typing import Annotated, TypedDict, final
 
 from msgspec import Meta, field
 
-from atoll.model.fields import Answer, Entries, Request
+from atoll.model.fields import Answer, Entries, Request, Seconds
 from atoll.model.sandboxes import CreateSandbox, LimitsSpec, check_no_request_id
 
 
@@ -93,6 +93,42 @@ class RestoreSnapshot(Request, kw_only=True):
 
     def __post_init__(self) -> None:
         check_no_request_id(self.sandbox)
+
+
+class SaveCheckpoint(Request, kw_only=True):
+    """Without a name one is chosen. `force`: replace one of the same name."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)] | None = None
+    force: bool = False
+
+
+class RestoreCheckpoint(Request, kw_only=True):
+    """What of the new sandbox is other than in the first; `network=False` takes its network away."""
+
+    name: str | None = None
+    lifetime_s: Seconds | None = None
+    idle_timeout_s: Seconds | None = None
+    network: bool = True
+
+    def __post_init__(self) -> None:
+        CreateSandbox(name=self.name)
+
+
+class Fork(Request, kw_only=True):
+    """How many sandboxes are to go on from this moment."""
+
+    count: Annotated[int, Meta(ge=1, le=32)] = 1
+
+
+class CheckpointInfo(Answer, kw_only=True):
+    """`sandbox_id` is the sandbox that was saved, `size_bytes` what the checkpoint takes on disk."""
+
+    name: str
+    created_at: float
+    sandbox_id: str
+    runtime: str
+    image: str
+    size_bytes: int
 
 
 class SnapshotInfo(Answer, kw_only=True):

@@ -26,6 +26,7 @@ from atoll.surfaces.rest import (
     history,
     images,
     keys,
+    memory,
     metrics,
     network,
     sandboxes,
@@ -36,10 +37,16 @@ from atoll.surfaces.rest import (
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
-    approvals, audit, commands, daemon, files, history, images, keys, metrics, network, sandboxes, shells, workspaces,
+    approvals, audit, commands, daemon, files, history, images, keys, memory, metrics, network, sandboxes, shells, workspaces,
     agentkernel_routes, e2b_routes, function_routes, mcp_routes,
 )  # fmt: skip
-NAMED = ("sandboxes", "snapshots", "approvals", "secrets")  # collections whose members have a name in the path
+NAMED = (
+    "sandboxes",
+    "snapshots",
+    "checkpoints",
+    "approvals",
+    "secrets",
+)  # collections whose members have a name in the path
 
 
 class RestApp:

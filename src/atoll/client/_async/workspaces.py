@@ -1,4 +1,4 @@
-"""Snapshots, sub-agents and approvals of an `AsyncSandbox`.
+"""Snapshots, checkpoints, sub-agents and approvals of an `AsyncSandbox`.
 
 The blocking face is generated from this one (scripts/unasync.py).
 """
@@ -12,7 +12,7 @@ from ..options import CreateOptions, check_create
 from .driver import AsyncLink
 
 if TYPE_CHECKING:
-    from ..wire import SnapshotWire
+    from ..wire import CheckpointWire, SnapshotWire
 
 Where = tuple[str | None, str | None, str | None]
 
@@ -108,6 +108,95 @@ class AsyncWorkspaces:
         sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
         try:
             await sandbox._link.call(calls.delete_snapshot(name))
+        finally:
+            await sandbox.close()
+
+    async def checkpoint(self, name: str | None = None, *, force: bool = False) -> "CheckpointWire":
+        """Keep its memory, processes and disk of this moment under a name, and return what is known of the checkpoint.
+
+        It goes on afterwards. Only runtimes that can save memory do; the others raise `Unsupported`.
+
+        Args:
+            name: of the checkpoint. None: one is chosen.
+            force: replace a checkpoint of that name.
+        """
+        ref, link = await self._target()
+        found: CheckpointWire = await link.call(calls.save_checkpoint(ref, name, force=force))
+        return found
+
+    async def fork(self, count: int = 1) -> "builtins.list[Self]":
+        """Create sandboxes that go on from this moment of this one, all or none, and return them.
+
+        Args:
+            count: how many, at most 32.
+        """
+        ref, link = await self._target()
+        made = await link.call(calls.fork(ref, count))
+        return [self._other(str(one["id"])) for one in made["sandboxes"]]
+
+    @classmethod
+    async def from_checkpoint(
+        cls,
+        checkpoint: str,
+        *,
+        name: str | None = None,
+        lifetime: float | None = None,
+        network: bool = True,
+        home: str | None = None,
+        endpoint: str | None = None,
+        api_key: str | None = None,
+    ) -> Self:
+        """Create a sandbox that goes on from a checkpoint and return it, running.
+
+        Args:
+            checkpoint: its name.
+            name: a name for the sandbox.
+            lifetime: seconds after which it ends. None: the default.
+            network: False leaves it without a network.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        call = calls.restore_checkpoint(checkpoint, name=name, lifetime=lifetime, network=network)
+        made = await sandbox._link.call(call)
+        sandbox._ref = str(made["id"])  # type: ignore[attr-defined]
+        return sandbox
+
+    @classmethod
+    async def checkpoints(
+        cls, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> "builtins.list[CheckpointWire]":
+        """Return the caller's checkpoints, oldest first.
+
+        Args:
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        try:
+            answer = await sandbox._link.call(calls.get("/v1/checkpoints"))
+            found: builtins.list[CheckpointWire] = answer["checkpoints"]
+            return found
+        finally:
+            await sandbox.close()
+
+    @classmethod
+    async def delete_checkpoint(
+        cls, name: str, *, home: str | None = None, endpoint: str | None = None, api_key: str | None = None
+    ) -> None:
+        """Delete a checkpoint. Sandboxes made from it go on.
+
+        Args:
+            name: of the checkpoint.
+            home: directory of the daemon of this machine. None: `ATOLL_HOME`, or ~/.atoll.
+            endpoint: the address of a gateway, or `unix:` and a socket's path. None: the daemon of this machine.
+            api_key: the key for that gateway. None: `ATOLL_APIKEY`.
+        """
+        sandbox = cls(home=home, endpoint=endpoint, api_key=api_key)
+        try:
+            await sandbox._link.call(calls.Call("DELETE", calls.checkpoint_path(name)))
         finally:
             await sandbox.close()
 

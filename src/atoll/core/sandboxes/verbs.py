@@ -7,7 +7,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from atoll import errors
 from atoll.accounts import DISK
 from atoll.accounts import owner as owner_account
 from atoll.accounts import sandbox as sandbox_account
-from atoll.backends.contract import Backend
+from atoll.backends.contract import Backend, Memory
 from atoll.config import Config
 from atoll.core.access import quotas
 from atoll.core.access.approval_rules import check as check_rules
@@ -76,6 +76,14 @@ class Making:
         self.given = False  # a caller has the answer
 
 
+@dataclass(frozen=True, slots=True)
+class StartFrom:
+    """A saved memory, and the digest of the image it was made from."""
+
+    memory: Memory
+    image: str | None
+
+
 class Sandboxes(Part, Lifecycle):
     """Every sandbox of this daemon."""
 
@@ -104,13 +112,20 @@ class Sandboxes(Part, Lifecycle):
     # The verbs
 
     @verb("create")
-    async def create(self, who: Principal, spec: CreateSandbox, *, parent: str | None = None) -> SandboxInfo:
+    async def create(
+        self,
+        who: Principal,
+        spec: CreateSandbox,
+        *,
+        parent: str | None = None,
+        start_from: "StartFrom | None" = None,
+    ) -> SandboxInfo:
         """A new sandbox, running and reachable. A caller that goes away meanwhile gets nothing left behind.
 
-        `parent` shares its workspace; `subagents.py` decides what such a one may have.
+        `parent` shares its workspace; `subagents.py` decides what such a one may have. `start_from` is a saved memory it goes on from.
         """
         if spec.request_id is None:
-            making = Making(self.tasks.spawn(self._create(who, spec, parent)))
+            making = Making(self.tasks.spawn(self._create(who, spec, parent, start_from=start_from)))
         elif (found := self._repeated(who, spec)) is None:
             making = self._begin_create(who, spec, parent)
         elif isinstance(found, Making):
@@ -336,7 +351,12 @@ class Sandboxes(Part, Lifecycle):
         return making
 
     async def _create(
-        self, who: Principal, spec: CreateSandbox, parent: str | None, request: rows.Repeatable | None = None
+        self,
+        who: Principal,
+        spec: CreateSandbox,
+        parent: str | None,
+        request: rows.Repeatable | None = None,
+        start_from: "StartFrom | None" = None,
     ) -> SandboxInfo:
         quotas.check_request(who, spec)
         profiles.ceiling_of(who).check(spec)
@@ -351,9 +371,12 @@ class Sandboxes(Part, Lifecycle):
         # A session's files are kept where that can be; who asks for it by name is refused where it cannot.
         kept = (spec.persistent and not spec.keep) or spec.at_expiry != "destroy"
         can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None, kept=kept)
-        plan = await self.boxes.plan(spec, who)
+        plan = await self.boxes.plan(spec, who, start_from.image if start_from else None)
         row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent, request)
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)
+        if start_from is not None:
+            can.check(runtime, memory=True)
+            box = replace(box, memory=start_from.memory)
         # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
         quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
         if spec.start:  # a warm one has an id already
