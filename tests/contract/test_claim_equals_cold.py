@@ -11,7 +11,7 @@ import pytest
 from lab.contract import ENV, Place, run
 from lab.waiting import eventually
 
-from atoll.backends.contract import Box, BoxSpec, Limits, Mount, Workspace
+from atoll.backends.contract import Box, BoxSpec, Limits, Memory, Mount, Workspace
 from atoll.model import Policy
 
 SEEN = """
@@ -55,6 +55,7 @@ TRIED: tuple[dict[str, Any], ...] = (
 COLD: dict[str, Any] = {
     "hostname": "of-its-own",
     "mounts": (Mount("/var/tmp", "/mnt/here", True, 0, 0),),
+    "memory": Memory({"name": "a"}),
     "workspace": Workspace("shared", "a" * 20),
 }
 SAME = {"id", "image", "runtime"}  # what a warm sandbox is looked for by

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar, Literal
 
 from atoll.backends.contract import Capabilities
@@ -21,7 +22,7 @@ from atoll.backends.local.kernel.children import Status, Watched
 from atoll.backends.local.memory.save import Secrets, new_secrets
 from atoll.backends.local.paths import Paths
 from atoll.backends.local.runtimes.dialled_channel import Door
-from atoll.errors import Unavailable
+from atoll.errors import Internal, Unavailable
 
 DIAL_DIRECTORY = "dial"  # of the run directory; mounted read-only into the sandbox
 DIAL_TARGET = "/.atoll/host"
@@ -86,7 +87,7 @@ class DialledBox(LocalBox):
             try:
                 await self.unless_it_ends(self.client.request("renew", **own))
                 break
-            except Unavailable:
+            except (Unavailable, Internal):  # nobody came, or one who knows the others
                 if known is own:
                     raise
         self._take(own)
@@ -136,6 +137,10 @@ class DialledAssembly(Assembly):
     def open_door(self) -> None:
         """Listen where the agent will dial."""
         passable(self.run / DIAL_DIRECTORY)
+        # Other in every sandbox, also in those that go on from one memory: a program sees that its own generator is to be seeded again.
+        generation = self.run / DIAL_DIRECTORY / "generation"
+        generation.write_text(f"{token_hex(16)}\n")
+        generation.chmod(0o644)
         self._door = Door(self.run / DIAL_DIRECTORY, self.secrets["agent_secret"])
 
     def dial(self) -> tuple[str, Callable[[], int]]:
