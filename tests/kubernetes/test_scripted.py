@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from lab.contract import run
-from lab.scripted_kubernetes import ScriptedApi, scripted_backend
+from lab.scripted_kubernetes import ScriptedApi, put_pool, scripted_backend
 from lab.waiting import PATIENCE, eventually
 
 from atoll.backends.contract import BoxSpec, Ended, Image, Limits, Workspace
 from atoll.backends.kubernetes.claims import TERMINAL
 from atoll.backends.local.paths import new_id
-from atoll.errors import AlreadyExists, Exhausted, FailedPrecondition, NotFound, Unsupported
+from atoll.errors import AlreadyExists, Exhausted, FailedPrecondition, NotFound, Unavailable, Unsupported
 from atoll.model import Policy
 
 ENV = {"PATH": "/usr/bin:/bin"}
@@ -175,3 +175,45 @@ async def test_what_nobody_knows_is_swept(tmp_path: Path) -> None:
         api.put("sandboxclaims", {"metadata": {"name": "somebody-elses"}, "spec": {}})
         assert await backend.sweep({known.id}) == [unknown.id]
         assert f"atoll-{living.id}" in api.objects["sandboxclaims"] and "somebody-elses" in api.objects["sandboxclaims"]
+
+
+async def test_a_stopped_sandbox_keeps_its_objects_and_starts_in_a_new_pod(tmp_path: Path) -> None:
+    async with scripted_backend(tmp_path) as (api, backend):
+        put_pool(api, "python", "container", backend._agents.public_key, volume=True)
+        await eventually(lambda: backend._pools.get("python").volume, "the pool is seen")  # type: ignore[union-attr]
+        box = await backend.create(spec())
+        assert box.capabilities.keeps_disk
+        record, claim = json.loads(json.dumps(box.record)), api.objects["sandboxclaims"][f"atoll-{box.id}"]
+        first = claim["spec"]["lifecycle"]["shutdownTime"]
+        for _ in range(2):  # again is no error
+            await backend.destroy(record, keep_disk=True)
+            assert not api.objects["pods"] and await backend.sweep({box.id}) == []
+        assert (await ended(box)).kind == "killed"
+        assert (
+            claim["metadata"]["annotations"]["atoll.dev/stopped"] and claim["spec"]["lifecycle"]["shutdownTime"] > first
+        )
+        again = await backend.create(spec(id=box.id, workspace=Workspace("kept", disk=record)))
+        assert await run(again, "/bin/sh", "-c", "echo back") == (0, "back\n")
+        assert again.record["identity"]["pod_uid"] != record["identity"]["pod_uid"]
+        assert not claim["metadata"]["annotations"]["atoll.dev/stopped"]
+        await backend.destroy(again.record)
+        assert not api.objects["sandboxclaims"] and not api.objects["pods"]
+
+
+async def test_a_start_that_fails_leaves_the_sandbox_stopped(tmp_path: Path) -> None:
+    async with scripted_backend(tmp_path, start_s=0.5) as (api, backend):
+        put_pool(api, "python", "container", backend._agents.public_key, volume=True)
+        await eventually(lambda: backend._pools.get("python").volume, "the pool is seen")  # type: ignore[union-attr]
+        box = await backend.create(spec())
+        record = json.loads(json.dumps(box.record))
+        await backend.destroy(record, keep_disk=True)
+        usual, api.put_pod = api.put_pod, lambda *_: {}  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await backend.create(spec(id=box.id, workspace=Workspace("kept", disk=record)))
+        api.put_pod = usual  # type: ignore[method-assign]
+        assert f"atoll-{box.id}" in api.objects["sandboxclaims"] and not api.objects["pods"]
+        assert api.objects["sandboxes"][f"atoll-{box.id}"]["spec"]["operatingMode"] == "Suspended"
+        again = await backend.create(spec(id=box.id, workspace=Workspace("kept", disk=record)))
+        assert (await run(again, "/bin/true"))[0] == 0
+        await backend.destroy(again.record)
+        assert not api.objects["sandboxclaims"]

@@ -91,6 +91,17 @@ async def test_another_gateway_starts_what_the_first_one_stopped_or_lost(durable
     assert await run(again, "/bin/cat", "/workspace/file") == (0, "kept\n")
 
 
+async def test_a_stop_without_a_volume_to_keep_leaves_nothing(durable: PlaceInCluster) -> None:
+    """Somebody has deleted the Sandbox, and the cluster gives the claim an empty one."""
+    cluster = durable.cluster
+    assert cluster is not None
+    box = await create(durable)
+    cluster.kubectl("delete", "sandbox", box.facts.shown["pod"], "--wait=true")
+    assert (await box.wait()).kind in ("lost", "killed")
+    await durable.backend.destroy(box.record, keep_disk=True)
+    assert f"atoll-{box.id}" not in cluster.claims()
+
+
 async def test_a_stopped_sandbox_whose_volume_was_taken_away_is_gone(durable: PlaceInCluster) -> None:
     """The claim is given another, empty Sandbox by the cluster; the caller never gets it."""
     cluster = durable.cluster

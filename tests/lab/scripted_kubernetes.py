@@ -93,6 +93,18 @@ class ScriptedApi:
         value["status"]["containerStatuses"][0]["state"] = {"terminated": how}
         self.put("pods", value)
 
+    async def switch(self, sandbox: Object) -> None:
+        """Take the pod of a suspended Sandbox away, and give one that runs a new pod."""
+        await asyncio.sleep(0.01)
+        name, stopped = sandbox["metadata"]["name"], sandbox["spec"]["operatingMode"] == "Suspended"
+        if stopped:
+            self.remove("pods", name)
+        elif name not in self.objects["pods"]:
+            (owner,) = sandbox["metadata"]["ownerReferences"]
+            self.put_pod(name, sandbox["metadata"]["uid"], owner["uid"])
+        sandbox["status"] = {"conditions": [{"type": "Suspended", "status": str(stopped)}]}
+        self.put("sandboxes", sandbox)
+
     def delete_claim(self, name: str) -> None:
         self._spawn(self._collect(name))
 
@@ -158,6 +170,8 @@ class ScriptedApi:
         elif method == "PATCH":
             _merge(found, body)
             self.put(kind, found)
+            if kind == "sandboxes":
+                self._spawn(self.switch(found))
         return 200, found
 
     async def _watch(self, kind: str, query: dict[str, str], send: Any) -> None:
@@ -249,7 +263,7 @@ async def scripted_backend(directory: Path, **settings: Any) -> AsyncIterator[tu
         os.unlink(config_file)
 
 
-def put_pool(api: ScriptedApi, name: str, runtime: str, key: str) -> None:
+def put_pool(api: ScriptedApi, name: str, runtime: str, key: str, *, volume: bool = False) -> None:
     """Add a template that the backend accepts, and its pool."""
     container = {
         "name": "sandbox",
@@ -271,6 +285,9 @@ def put_pool(api: ScriptedApi, name: str, runtime: str, key: str) -> None:
         "annotations": {"atoll.dev/image": "python:3", "atoll.dev/default": "true"},
     }
     spec = {"podTemplate": {"spec": pod}, "networkPolicy": {"ingress": ingress, "egress": []}}
+    if volume:
+        container["volumeMounts"] = [{"name": "workspace", "mountPath": "/workspace"}]
+        spec["volumeClaimTemplates"] = [{"metadata": {"name": "workspace"}}]
     api.put("sandboxtemplates", {"metadata": metadata, "spec": spec})
     reference = {"replicas": 0, "sandboxTemplateRef": {"name": name}}
     api.put("sandboxwarmpools", {"metadata": {"name": name}, "spec": reference})

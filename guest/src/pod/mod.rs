@@ -82,6 +82,7 @@ fn serve(args: &[String]) -> Result<(), String> {
     let listener = TcpListener::bind(("::", port))
         .or_else(|_| TcpListener::bind(("0.0.0.0", port)))
         .map_err(|e| format!("port {port}: {e}"))?;
+    end_on_signals(); // before anybody knows that it is here
     println!("atoll-agent {} {}", env!("CARGO_PKG_VERSION"), identity.fingerprint);
     let shared = Arc::new(Shared {
         log: Log::open()?,
@@ -100,7 +101,6 @@ fn serve(args: &[String]) -> Result<(), String> {
     spawn("door", move || door.run())?;
     spawn("orders", move || orders.run())?;
     spawn("egress", move || egress.run(&egress_end))?;
-    end_on_signals();
     block_signals(false)?;
     let Handed { boot, done } = handed.recv().map_err(|_| "no activation is possible")?;
     let begun = start::begin(boot);

@@ -90,7 +90,7 @@ def missing() -> list[str]:
     names = [f"package {name}" for name in missing_packages()]
     names += [name for name in NEXT_PROGRAMS if not (BIN / name).exists()]
     names += [] if DEBIAN.exists() else [DEBIAN.name]
-    targets = {KUBE: kube_inputs(), CONTROLLER: (AGENT_SANDBOX,), HELM_PROGRAM: (HELM,)}
+    targets = {KUBE: kube_inputs(), CONTROLLER: (AGENT_SANDBOX,), HELM_PROGRAM: (HELM, KUBERNETES)}
     targets |= {target: (GVISOR,) for target in GVISOR_COMMANDS.values()}
     return names + [target.name for target, inputs in targets.items() if not is_current(target, *inputs)]
 
@@ -268,15 +268,18 @@ def build_gvisor() -> bool:
 
 
 def build_helm() -> bool:
-    """Build helm; most of its packages are the controller's too."""
-    if is_current(HELM_PROGRAM, HELM):
+    """Build helm; most of its packages are the controller's too. It is told for which Kubernetes it renders."""
+    if is_current(HELM_PROGRAM, HELM, KUBERNETES):
         return False
-    discard(HELM_PROGRAM, HELM)
+    discard(HELM_PROGRAM, HELM, KUBERNETES)
     say(f"compiling helm {HELM}")
     command = "helm.sh/helm/v3/cmd/helm"
     folder = make_module("helm", {"helm.sh/helm/v3": HELM}, {}, [command])
     go("mod", "tidy", cwd=folder)
-    go("build", "-ldflags", "-s -w", "-o", HELM_PROGRAM, command, cwd=folder)
+    major, minor, _ = KUBERNETES.split(".")
+    place = "helm.sh/helm/v3/pkg/chartutil.k8sVersion"
+    flags = f"-s -w -X {place}Major={major} -X {place}Minor={minor}"
+    go("build", "-ldflags", flags, "-o", HELM_PROGRAM, command, cwd=folder)
     return True
 
 

@@ -1,6 +1,7 @@
 """Claims: made once, found again, followed until the sandbox below them is ready, and taken away."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -10,7 +11,9 @@ from typing import Any, Literal
 from atoll.backends.kubernetes import names
 from atoll.backends.kubernetes.api import CLAIMS, EVENTS, EXTENSIONS, PODS, SANDBOXES, Cluster, Object
 from atoll.backends.kubernetes.watching import Watch
-from atoll.errors import AlreadyExists, AtollError, FailedPrecondition, NotFound, SandboxGone, Unavailable
+from atoll.errors import AlreadyExists, AtollError, Conflict, FailedPrecondition, NotFound, SandboxGone, Unavailable
+
+log = logging.getLogger("atoll.kubernetes")
 
 TERMINAL = frozenset(
     [
@@ -223,8 +226,16 @@ class Claims:
     async def suspend(self, known: Identity) -> None:
         """End the pod of a sandbox and keep its volume; return when the pod is gone.
 
-        Its deadline is moved first: a gateway that dies in the middle leaves a volume, not nothing.
+        Its deadline is moved first: a gateway that dies in the middle leaves a volume, not nothing. Where somebody else has
+        taken the Sandbox away there is no volume to keep: the claim is deleted, with what the cluster put in its place.
         """
+        try:
+            await self._suspend(known)
+        except (NotFound, Conflict, SandboxGone) as error:
+            log.error("the files of %s cannot be kept: %s", known.claim, error.message)
+            await self.delete(known.claim, known.claim_uid)
+
+    async def _suspend(self, known: Identity) -> None:
         notes = {"uid": known.claim_uid, "annotations": {names.STOPPED: "true"}}
         change = {"metadata": notes, "spec": {"lifecycle": self._lifecycle(self._stopped_s)}}
         await self._cluster.patch(CLAIMS, known.claim, change)
