@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
 from lab.backend import Sandbox, chosen_runtime, spec_for
+from lab.memory import gvisor_saves
 
 from atoll.backends.contract import BoxSpec, Memory, Workspace
 from atoll.backends.local import LocalBackend
@@ -18,7 +18,7 @@ from atoll.backends.local.memory.seal import new_key
 from atoll.backends.local.paths import new_id
 from atoll.errors import AtollError, DiskFull, FailedPrecondition, Unsupported
 
-pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
+pytestmark = gvisor_saves
 
 
 @pytest.fixture

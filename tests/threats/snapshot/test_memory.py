@@ -1,7 +1,6 @@
 """SNP-01 to SNP-11 for saved memory: what goes on in a fork, what is new in it, what is in the file, what is refused."""
 
 import json
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -9,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from lab.daemon import Box, DaemonProcess, Failed, running_daemon
+from lab.memory import gvisor_saves
 from lab.waiting import until
 
-pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed")
+pytestmark = gvisor_saves
 CANARY = "canary-5f1c"
 HEX = "0123456789abcdef"
 # A program that has used every generator before, and tells once what it draws when /workspace/go is there.

@@ -18,7 +18,7 @@ from atoll.backends.local.launch import Bind, BindSource, Disk, EngineOrder, Lau
 from atoll.backends.local.layers import Rootfs
 from atoll.backends.local.memory import fit
 from atoll.backends.local.memory.files import DISK, SEALED, STATE
-from atoll.backends.local.memory.save import Secrets, contents, new_secrets, ours
+from atoll.backends.local.memory.save import MemoryRecord, Secrets, contents, new_secrets, ours
 from atoll.backends.local.memory.seal import unseal
 from atoll.errors import AtollError, Conflict, FailedPrecondition, Internal, InvalidArgument, Unsupported
 
@@ -147,7 +147,9 @@ class Assembly:
 
     async def _make(self) -> LocalBox:
         spec, backend = self.spec, self.backend
-        self._fit = await asyncio.to_thread(self._look_what_fits)
+        self._fit = fit.of_spec(spec) if self.engine.runtime.capabilities.memory else {}
+        if self.memory is not None:
+            await asyncio.to_thread(self._compare, self.memory)
         binds = [bind for mount in spec.mounts for bind in mounts.binds(mount, self.paths.home)]
         if not _HOSTNAME.fullmatch(spec.hostname):
             raise InvalidArgument(f"not a host name: {spec.hostname[:64]!r}")
@@ -193,16 +195,10 @@ class Assembly:
                 await launcher.close()
             raise
 
-    def _look_what_fits(self) -> dict[str, str]:
-        """What has to be equal where the memory of this sandbox is started from. FailedPrecondition when it is to be started from
-        one that is not."""
-        if not self.engine.runtime.capabilities.memory:
-            return {}
-        found = {**fit.of_engine(self.engine.name, self.engine.program), **fit.of_spec(self.spec)}
-        if self.memory is not None:
-            fit.check(self.memory["fit"], {**found, **fit.of_host()})
-            self.backend.memories.find(self.memory["name"])
-        return found
+    def _compare(self, memory: MemoryRecord) -> None:
+        """FailedPrecondition when this memory cannot go on here; NotFound when it is gone."""
+        fit.check(memory["fit"], {**self._fit, **fit.of_engine(self.engine.name, self.engine.program)})
+        self.backend.memories.find(memory["name"])
 
     def _bring_memory(self) -> None:
         """Put the files of a saved memory in place: the disk, and the state where it was sealed."""
@@ -396,6 +392,7 @@ class Assembly:
             **other,
             "networked": self.networked,
             "fit": self._fit,
+            "program": self.engine.program,
             "runtime": self.engine.runtime.name,
             "engine": self.engine.name,
             "pid": pid,

@@ -47,7 +47,7 @@ class LocalRecord(TypedDict, total=False):
     gofer: int | None  # gVisor's file server
     files: int | None  # a virtual machine's
     state: str  # where gVisor's engine keeps what it knows of the sandbox, in its mount namespace
-    program: str  # that engine
+    program: str  # of the engine
     agent_secret: str
     host_secret: str
 

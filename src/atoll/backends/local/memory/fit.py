@@ -26,22 +26,18 @@ _SHOWN = {
 }
 
 
-def of_host() -> dict[str, str]:
-    """What this machine, its kernel and the agent are."""
-    guest = binaries.guest()
-    stat = guest.stat()
+def of_engine(name: str, program: str) -> dict[str, str]:
+    """What this machine, its kernel, the agent and an engine are; the programs by their digests."""
+    guest, engine = binaries.guest(), Path(program)
+    stat, its = guest.stat(), engine.stat()
     return {
+        "engine": name,
+        "version": _digest(engine, its.st_mtime_ns, its.st_size),
         "form": FORM,
         "agent": _digest(guest, stat.st_mtime_ns, stat.st_size),
         "cpu": _processor(),
         "kernel": platform.release(),
     }
-
-
-def of_engine(name: str, program: str) -> dict[str, str]:
-    """Which engine it is: its name, and a digest of its program."""
-    stat = Path(program).stat()
-    return {"engine": name, "version": _digest(Path(program), stat.st_mtime_ns, stat.st_size)}
 
 
 def of_spec(spec: BoxSpec) -> dict[str, str]:

@@ -80,10 +80,11 @@ async def _save(box: "LocalBox", memories: files.Memories, name: str, key: bytes
         await asyncio.to_thread(memories.forget, name)
         raise
     record = box.record
+    here = await asyncio.to_thread(fit.of_engine, record["engine"], record["program"])
     made: MemoryRecord = {
         "name": name,
         "runtime": record["runtime"],
-        "fit": {**record["fit"], **fit.of_host()},
+        "fit": {**record["fit"], **here},
         "base": record.get("disk_base", record["base"]),
         "agent_secret": secrets["agent_secret"],
         "host_secret": secrets["host_secret"],

@@ -140,7 +140,6 @@ class GvisorAssembly(DialledAssembly):
     def note(self, record: LocalRecord, init: Watched) -> None:
         super().note(record, init)
         record["state"] = f"{self._stage}/state"
-        record["program"] = self.engine.program
 
     def _argv(self, stage: str) -> list[str]:
         self._stage = stage
