@@ -98,6 +98,7 @@ class Storage(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     # Disks of keys, and sizes that were asked for, are promised in full. The default size of a local user's sandbox counts
     # with one part in this; 1 promises that in full too.
     overcommit: Annotated[float, Meta(ge=1, le=1000)] = 64.0
+    volume_mb: Annotated[int, Meta(ge=16)] = 1024  # of a volume for which no size is asked
     audit_mb: Annotated[int, Meta(ge=16)] = 1024  # the audit log's oldest segments beyond this go, and a record says so
 
 
@@ -181,6 +182,13 @@ class Images(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     ca_file: str = ""
     key_pull_mb: Annotated[int, Meta(ge=0)] = 8192  # of the images that one key may bring here
     prefer: Literal["host", "catalog"] = "host"
+    build_hosts: list[str] | UnsetType = UNSET  # what the steps of a build may reach; without this package registries
+    build_context_mb: Annotated[int, Meta(ge=1)] = 2048  # of a build's files, unpacked
+    build_cache_mb: Annotated[int, Meta(ge=0)] = 10_240  # of one owner's layers; the least used go first
+    build_memory_mb: Annotated[int, Meta(ge=64)] = 2048  # of the sandbox that a step runs in
+    build_disk_mb: Annotated[int, Meta(ge=64)] = 8192  # that one step may write
+    build_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0  # of a whole build
+    builds: Annotated[int, Meta(ge=1)] = 2  # of one owner at once
 
 
 class Grpc(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

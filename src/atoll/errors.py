@@ -92,6 +92,12 @@ class UserNotFound(InvalidArgument):
     code, http_status = "user_not_found", 400
 
 
+class BuildFailed(InvalidArgument):
+    """A step of an image build ended with an error of its own; the details have its line."""
+
+    code, http_status = "build_failed", 422
+
+
 class ImageNotAllowed(InvalidArgument):
     """The operator's allowlist does not name this image."""
 

@@ -356,8 +356,11 @@ def test_ak_K6_a_projects_file_is_never_without_effect_in_silence(cli: Cli, proj
     done = cli.ok("run", "true")
     assert b"ports" in done.stderr and b"[pool]" in done.stderr
     own.write_text(text + '[build]\ndockerfile = "Dockerfile"\n')
-    refused = cli("run", "some-tool")
-    assert refused.code == 125 and b"Dockerfile" in refused.stderr and b"--image" in refused.stderr
+    missing = cli("run", "some-tool")
+    assert missing.code == 125 and b"Dockerfile" in missing.stderr
+    own.write_text(text + '[build]\ncontext = "/etc"\n')
+    outside = cli("run", "some-tool")
+    assert outside.code == 125 and b"outside the project" in outside.stderr
     own.unlink()
     (project / "f").write_text("x")
     (project / "named.toml").write_text(text + '[[files]]\nsource = "f"\ndest = "/tmp/f"\n')

@@ -7,7 +7,7 @@ whose record was lost can still be buried.
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
 
 from atoll.egress import EgressEvent
 from atoll.errors import Unsupported
@@ -65,6 +65,7 @@ class Mount:
     gid: int
     hidden: tuple[str, ...] = ()
     guarded: tuple[str, ...] = ()
+    volume: str = ""  # in place of a source: the volume of this id
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,3 +337,21 @@ class Backend(Protocol):
     def warmth(self) -> Mapping[str, object]: ...  # for `daemon status`
 
     async def drain(self) -> None: ...  # gives all warm sandboxes up
+
+
+@runtime_checkable
+class KeepsChanges(Protocol):
+    """A backend that can tell what a stopped sandbox has changed in its image's files."""
+
+    def changes(self, record: Record) -> Callable[[BinaryIO], None]: ...
+
+    # Returns what writes them as the tar of an image layer. It blocks, and wants a thread that nothing else runs in.
+
+
+@runtime_checkable
+class HoldsVolumes(Protocol):
+    """A backend that keeps disks which belong to no sandbox."""
+
+    async def create_volume(self, volume: str, size_mb: int) -> None: ...
+
+    async def remove_volume(self, volume: str) -> None: ...  # idempotent; nothing is left of it

@@ -30,10 +30,12 @@ POLICY = (
     Flag("cpus", "N", "CPUs, may be a fraction", kind="number"),
     Flag("memory", "MB", "memory", kind="int"),
 )
+VOLUME = Flag("volume", "NAME:/PATH[:ro]", "a volume of yours inside it; may be repeated", repeat=True)
 CREATE = (
     Flag("agent", "NAME", "whose sandbox it is: claude, codex, gemini", short="a"),
     CONFIG, BACKEND, RUNTIME, TEMPLATE, TTL, ENV, *POLICY,
     Flag("dir", "PATH", "mount this directory, writable, at /workspace", short="d"),
+    VOLUME,
     Flag("image", "IMAGE", "its image"),
     Flag("branch", "", "use a sandbox of that name if there is one"),
 )  # fmt: skip
@@ -44,7 +46,8 @@ RUN = Verb(
         CONFIG,
         Flag("keep", "", "leave the sandbox running afterwards, as run-<id>", short="k"),
         Flag("image", "IMAGE", "its image (default: what the command needs)", short="i"),
-        *POLICY, BACKEND, RUNTIME, TEMPLATE, TTL, ENV,
+        Flag("build", "", "build the project's Dockerfile, and run in that image"),
+        *POLICY, BACKEND, RUNTIME, TEMPLATE, TTL, ENV, VOLUME,
         Flag("timeout", "TIME", "kill it after so long (exit 124)"),
         Flag("publish", "[HERE:]PORT", "its TCP port on 127.0.0.1 while it runs; may be repeated", repeat=True, short="P"),
         Flag("fast", "", "a hint without meaning here: every run is", short="F"),
@@ -178,10 +181,26 @@ VERBS = (
     ),
     Verb("image pull", "images:pull", "NAME", "Get an image: a reference, or a name of the catalog."),
     Verb(
-        "image build", "images:build", "NAME", "Build an image of Debian packages.",
-        (Flag("debian", "CSV", "the packages", kind="csv"),),
-        ("atoll image build tools --debian python3,git",),
+        "image build", "image_builds:build", "CONTEXT",
+        "Build an image: from a Dockerfile and a directory, or, with --debian, of Debian packages.",
+        (
+            Flag("file", "PATH", "the Dockerfile (default: Dockerfile in CONTEXT; - is stdin)", short="f"),
+            Flag("tag", "NAME", "what to call it: a name of this machine's, or a reference to push it to", short="t"),
+            Flag("build-arg", "NAME=VALUE", "a value for an ARG", kind="pair", repeat=True),
+            Flag("target", "STAGE", "build this stage and what it needs"),
+            Flag("no-cache", "", "run every step again"),
+            Flag("runtime", "NAME", "the runtime of the steps' sandboxes"),
+            Flag("debian", "PACKAGES", "the packages, separated by commas; CONTEXT is then the name", kind="csv"),
+        ),
+        ("atoll image build -t app .", "atoll image build tools --debian python3,git"),
     ),
+    Verb(
+        "volume create", "volumes:create", "NAME", "Make a volume: a disk that outlives sandboxes.",
+        (Flag("size", "MB", "how large (default: 1024, or the operator's)", kind="int"),),
+        ("atoll volume create data --size 2048", "atoll run --volume data:/data sh -c 'date >> /data/log'"),
+    ),
+    Verb("volume list", "volumes:list_all", "", "List your volumes.", (AS_JSON,)),
+    Verb("volume rm", "volumes:remove", "NAME", "Remove a volume with everything in it."),
     Verb("image list", "images:list_all", "", "Images on this machine.", (AS_JSON,)),
     Verb("image inspect", "images:inspect", "NAME", "What is known of an image."),
     Verb("image rm", "images:remove", "NAME", "Remove an image."),

@@ -7,7 +7,7 @@ from ..client.calls import Call
 from ..client.codec import dumps
 from ..client.http import FRAMES
 from ..client.results import Event
-from ..errors import InvalidArgument, OutcomeUnknown
+from ..errors import OutcomeUnknown
 from ..surfaces.agentkernel.cli.words import size, table
 from .output import print_json, tell
 from .session import open_link
@@ -17,24 +17,27 @@ INTERPRETER = "code-interpreter-v1"  # is built, and never pulled
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from .grammar import Arguments
 
 
 def pull(arguments: Arguments) -> int:
-    return _watch(arguments, "/v1/images/pull", {"name": arguments.rest[0]})
+    return watch(arguments, "/v1/images/pull", {"name": arguments.rest[0]})
 
 
-def build(arguments: Arguments) -> int:
-    if arguments.rest[0] == INTERPRETER and not arguments.debian:
-        return pull(arguments)
-    if not arguments.debian:
-        raise InvalidArgument("--debian PACKAGE,... is needed")
-    return _watch(arguments, "/v1/images/build", {"name": arguments.rest[0], "debian": arguments.debian})
+def watch(arguments: Arguments, target: str, fields: Mapping[str, object]) -> int:
+    """Do it, showing how far it is, and print the image."""
+    tell_image(fetch(arguments, target, fields))
+    return 0
 
 
-def _watch(arguments: Arguments, target: str, fields: Mapping[str, object]) -> int:
-    """A bar on a terminal, a line per stage elsewhere; the image at the end."""
+def tell_image(image: Mapping[str, Any]) -> None:
+    tell(f"{image['name']}  {image['digest']}  {size(image['size'])}")
+
+
+def fetch(arguments: Arguments, target: str, fields: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the image that a pull or build ends with: a bar on a terminal, a line per stage elsewhere meanwhile."""
     from ..images.progress import Progress, TerminalBar
 
     headers = (("Content-Type", "application/json"), ("Accept", FRAMES))
@@ -47,9 +50,8 @@ def _watch(arguments: Arguments, target: str, fields: Mapping[str, object]) -> i
                 bar(Progress(**value.data["progress"]))
             elif isinstance(value, Event) and "image" in value.data:
                 bar.close()
-                image = value.data["image"]
-                tell(f"{image['name']}  {image['digest']}  {size(image['size'])}")
-                return 0
+                found: Mapping[str, Any] = value.data["image"]
+                return found
     finally:
         bar.close()
     raise OutcomeUnknown("the daemon ended the stream before the image was there")

@@ -27,6 +27,7 @@ from .session import (
     tenant_of,
 )
 from .state import forget_everywhere
+from .volumes import read_volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def more_options(arguments: Arguments) -> CreateOptions:
         "workdir": arguments.workdir,
         "read_only_root": arguments.read_only_root,
         "persistent": arguments.persistent,
+        "volumes": read_volumes(arguments.volume),
         "secrets": [_secret(env, ref) for env, ref in arguments.secret],
         "require_approval": arguments.require_approval,
         "labels": labels,

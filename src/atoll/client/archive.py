@@ -38,13 +38,18 @@ class Unpacked:
         self.refused: list[str] = []
 
 
-def pack(source: str, name: str = "") -> Iterator[bytes]:
-    """The tree (or file) at `source` as a tar stream; names are relative to it, below `name` if given."""
+def pack(source: str, name: str = "", *, keeps: Callable[[str], bool] | None = None) -> Iterator[bytes]:
+    """The tree (or file) at `source` as a tar stream; names are relative to it, below `name` if given.
+
+    `keeps` says of a path below `source` whether it is taken."""
     if not stat.S_ISDIR(os.lstat(source).st_mode):
         yield from _pack_one(source, name or os.path.basename(source))
     else:
         for parent, directories, files in os.walk(source):
             relative = os.path.relpath(parent, source)
+            if keeps is not None:
+                directories[:] = [d for d in directories if keeps(os.path.normpath(os.path.join(relative, d)))]
+                files = [f for f in files if keeps(os.path.normpath(os.path.join(relative, f)))]
             directories.sort()
             if relative != "." or name:
                 yield from _pack_one(parent, os.path.normpath(os.path.join(name, relative)))

@@ -29,6 +29,7 @@ class CreateOptions(TypedDict, total=False):
     labels: Mapping[str, str] | None
     alias: str | None
     mounts: Sequence[Mapping[str, Any]]
+    volumes: Sequence[Mapping[str, Any]]
     read_only_root: bool
     persistent: bool
     keep: bool

@@ -224,6 +224,7 @@ class SandboxFields(TypedDict, total=False):
     labels: Mapping[str, str] | None
     alias: str | None
     mounts: Sequence[MountFields] | None
+    volumes: Sequence[Mapping[str, object]] | None
     read_only_root: bool
     persistent: bool
     keep: bool

@@ -16,6 +16,8 @@ from atoll.core.access.key_confirmation import Granting
 from atoll.core.access.key_verbs import KeyVerbs
 from atoll.core.access.keys import Keys
 from atoll.core.access.secrets import Secrets, Vault
+from atoll.core.builds.templates import Templates
+from atoll.core.builds.verbs import Builds
 from atoll.core.commands.history import History
 from atoll.core.commands.history_verbs import Past
 from atoll.core.commands.leftovers import Leftovers
@@ -42,6 +44,7 @@ from atoll.core.sandboxes.subagents import SubAgents
 from atoll.core.sandboxes.verbs import Sandboxes
 from atoll.core.store.choice import chosen_database
 from atoll.core.store.records import Store
+from atoll.core.volumes.verbs import Volumes
 from atoll.core.workers import Workers
 from atoll.core.workspaces.manifest import Manifests
 from atoll.core.workspaces.snapshots import Snapshots
@@ -98,7 +101,11 @@ class Core:
         self.keeper.watch.on_lost_key(self.approvals.withdraw_all)
         self.keeper.watch.on_lost_key(self.exposures.end_all)
         self.key_verbs = KeyVerbs(self.keys, self.granting, self.keeper.watch)
-        self.image_verbs = ImageVerbs(images, self.store)
+        self.builds = Builds(self, home)
+        self.sandboxes.boxes.built = self.builds.digest_of
+        self.templates = Templates(self, home)
+        self.volumes = Volumes(self, home)
+        self.image_verbs = ImageVerbs(images, self.store, self.builds.in_use)
         self.auditing = Auditing(self.audit, self.sandboxes)
         for part in vars(self).values():
             if isinstance(part, Part):
@@ -110,10 +117,13 @@ class Core:
             self.sandboxes.tasks.spawn(self._look_ahead())
         self.connections.withdraw_left_over()
         self.approvals.withdraw_of_lost_keys(self.keeper)
+        self.volumes.start()
         await self.backend.start(self.network)
         await reconcile(self.sandboxes, self.commands)
         await self.subagents.end_orphans()
         await self.checkpoints.recover()
+        await self.builds.start()
+        self.templates.start()
         await self.reaper.reap()
         self.reaper.start()
         self.doze.start()
@@ -125,6 +135,7 @@ class Core:
     async def close(self) -> None:
         """Leave. Sandboxes and everything in them go on."""
         self.keeper.watch.close()
+        await self.templates.close()
         await self.connections.close()
         await self.doze.close()
         await self.reaper.close()

@@ -18,7 +18,7 @@ from atoll.errors import ImageError
 if TYPE_CHECKING:
     from atoll.images.sources.host import HostImage
 
-Source = Literal["host", "oci", "debian"]
+Source = Literal["host", "oci", "debian", "built"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_STRINGS = 4096

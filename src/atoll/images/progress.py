@@ -8,7 +8,7 @@ from typing import Literal, TextIO
 
 BUILD_TAKES = "one to five minutes"  # of Debian packages, by their number and the machine
 
-Stage = Literal["resolve", "download", "unpack", "build", "done"]
+Stage = Literal["resolve", "download", "unpack", "build", "step", "log", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TerminalBar:
 
     def __call__(self, progress: Progress) -> None:
         step = (progress.stage, progress.text)
-        if self._terminal and progress.stage == "done":  # what came of it stays to be read
+        if self._terminal and progress.stage in ("done", "step"):  # what came of it stays to be read
             print(f"\r\x1b[K{printable(progress.text)}", file=self._stream, flush=True)
         elif self._terminal:
             self._draw(progress)
@@ -66,6 +66,8 @@ class TerminalBar:
 
     def _is_due(self, progress: Progress) -> bool:
         """Return whether this step gets a line: the beginning of a layer or stage, the end, and one every few seconds."""
+        if progress.stage == "step":
+            return True
         begun = (progress.stage, progress.text if progress.total else "")
         if begun not in self._begun or progress.stage == "done":
             self._begun.add(begun)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -31,6 +31,8 @@ class RecordFields(TypedDict):
     platform: str
     index_digest: NotRequired[str]
     notes: NotRequired[list[str]]
+    host: NotRequired[str]
+    author: NotRequired[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class ImageRecord:
     platform: str
     index_digest: str = ""
     notes: tuple[str, ...] = ()
+    host: str = ""  # the digest of the machine's own image, for one that was built on that
+    author: dict[str, Any] = field(default_factory=dict)  # what sandboxes do not read: labels, ports, volumes
 
     def to_json(self) -> RecordFields:
         settings = self.settings
@@ -63,6 +67,8 @@ class ImageRecord:
             "platform": self.platform,
             "index_digest": self.index_digest,
             "notes": list(self.notes),
+            "host": self.host,
+            "author": self.author,
         }
 
     @classmethod
@@ -84,6 +90,8 @@ class ImageRecord:
             platform=value["platform"],
             index_digest=value.get("index_digest", ""),
             notes=tuple(value.get("notes", ())),
+            host=value.get("host", ""),
+            author=dict(value.get("author", {})),
         )
 
 

@@ -14,14 +14,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from atoll.errors import AtollError, FailedPrecondition, InvalidArgument, NotFound
 from atoll.images.catalog import HOST, Catalog
 from atoll.images.image import Image
 from atoll.images.interpreter import image as interpreter
-from atoll.images.layers.layers import LayerStore
+from atoll.images.layers.layers import Layer, LayerStore
 from atoll.images.layers.limits import Limits
 from atoll.images.layers.tree import remove_tree
+from atoll.images.layers.written import add_written
 from atoll.images.locks import file_lock
 from atoll.images.progress import Progress, ProgressCallback, silent
 from atoll.images.records import ImageRecord, Records
@@ -214,6 +216,62 @@ class ImageStore:
         assert image is not None
         return image
 
+    # building images
+
+    def add_layer(self, produce: Callable[[BinaryIO], None], limits: Limits) -> Layer:
+        """Store the layer that `produce` writes as a tar, in a thread of its own. A half written one is not kept."""
+        left = limits.unpacked_bytes if self.room is None else min(limits.unpacked_bytes, max(0, self.room()))
+        layers = LayerStore(self.root / "layers", self.root / "tmp", replace(limits, unpacked_bytes=left))
+        with file_lock(self._lock, shared=True):
+            return add_written(layers, produce)
+
+    def has_layer(self, digest: str) -> bool:
+        """Return whether a layer is completely here."""
+        return self._layers.get(digest) is not None
+
+    def keep(self, record: ImageRecord, *names: str) -> None:
+        """Write down a built image, with or without names; NotFound when one of its layers has gone meanwhile."""
+        with file_lock(self._lock, shared=True):
+            if not self._is_complete(record):
+                raise NotFound("a layer of the image was removed while it was built", hint="build it again")
+            if names or self._records.by_digest(record.digest) is None:
+                self._records.save(record, *names)
+
+    def record(self, digest: str) -> ImageRecord | None:
+        """Return what is written down of an image that is completely here."""
+        found = self._records.by_digest(digest)
+        return found if found is not None and self._is_complete(found) else None
+
+    def stack(self, layers: Sequence[str], host: str = "") -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+        """Return the directories of `/` and, on the machine's own image, those of `/usr`, top-most first."""
+        root = self.root / "layers"
+        own = tuple(dict.fromkeys(root / digest.partition(":")[2] for digest in reversed(layers)))
+        if not host:
+            return own, ()
+        below = self.find_host_image(host)
+        if below is None:
+            raise NotFound("the machine's own image that this one was built on is gone", hint="build it again")
+        usr = tuple(path / "usr" for path in own if (path / "usr").is_dir() and not (path / "usr").is_symlink())
+        return (*own, *below.lowers), (*usr, *below.usr_lowers)
+
+    def local_name(self, name: str) -> str:
+        """Return the name under which a built image is kept: a plain one, or a reference to push it to."""
+        if _LOCAL_NAME.fullmatch(name) is not None and len(name) <= 63:
+            if name in self._reserved:
+                raise InvalidArgument(f"{name!r} is a name of the catalog; choose another for a local image")
+            return name
+        return str(Reference.parse(name))
+
+    def forget(self, digests: Iterable[str], in_use: Collection[str]) -> None:
+        """Remove built images that nothing names or uses any more, and their layers."""
+        with file_lock(self._lock, seconds=_REMOVAL_SECONDS):
+            kept = set(self._records.names().values()) | set(in_use)
+            for digest in digests:
+                found = self._records.by_digest(digest) if digest not in kept else None
+                if found is not None and found.source == "built":
+                    self._records.forget_image(digest)
+            self._layers.remove(self._unreferenced_layers())
+
     # finding images
 
     def find(self, name: str) -> Image | None:
@@ -270,6 +328,7 @@ class ImageStore:
         """Remove images without a name, layers without an image, and what crashes and old downloads left."""
         with file_lock(self._lock, seconds=_REMOVAL_SECONDS):
             kept = set(self._records.names().values()) | set(in_use)
+            hosts = {record.host for record in self._records.images() if record.digest in kept}
             nameless = [record.digest for record in self._records.images() if record.digest not in kept]
             for digest in nameless:
                 self._records.forget_image(digest)
@@ -281,7 +340,7 @@ class ImageStore:
             for entry in os.scandir(self.root / "tmp"):
                 remove_tree(Path(entry.path))
             with file_lock(self.root / "host" / "lock"):
-                used = frozenset(in_use)
+                used = frozenset((*in_use, *hosts))
                 interpreter.forget(self.root / "interpreter", used)
                 forget_host_images(self.root / "host", used | interpreter.hosts_of(self.root / "interpreter", used))
             return Pruned(tuple(nameless), len(orphans), freed)

@@ -1,5 +1,6 @@
 """Sandboxes and images: what is asked of a new one, and what is told of one."""
 
+import re
 from typing import Annotated, Literal, TypedDict
 
 from msgspec import UNSET, Meta, UnsetType, field
@@ -32,6 +33,36 @@ class Mount(Request, kw_only=True):
                 raise ValueError(f"a mount needs absolute paths without `..`, not {path!r:.200}")
 
 
+class VolumeMount(Request, kw_only=True):
+    """A volume of the caller's, seen inside at `target`."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    target: str
+    read_only: bool = False
+
+    def __post_init__(self) -> None:
+        path = self.target
+        if not path.startswith("/") or "\0" in path or ".." in path.split("/") or not 1 < len(path) <= 4096:
+            raise ValueError(f"a volume needs an absolute path without `..`, not {path!r:.200}")
+
+
+class CreateVolume(Request, kw_only=True):
+    """A new volume; without a size it has the operator's default."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+    size_mb: Annotated[int, Meta(ge=16, le=16 * MIB)] | None = None
+
+
+class VolumeInfo(Answer, kw_only=True):
+    """A volume, and the sandboxes that have it."""
+
+    id: str
+    name: str
+    size_mb: int
+    created_at: float
+    used_by: list[str] = []
+
+
 class SecretRef(Request, kw_only=True):
     """A secret of the caller's as an environment variable of every command."""
 
@@ -59,6 +90,7 @@ class CreateSandbox(Request, kw_only=True):
     labels: dict[str, str] = field(default_factory=dict)
     alias: str | None = None
     mounts: Annotated[list[Mount], Meta(max_length=64)] = []
+    volumes: Annotated[list[VolumeMount], Meta(max_length=16)] = []
     read_only_root: bool = False
     persistent: bool = False
     keep: bool = False  # stopped when idle, its disk kept for a while, started again by the next use
@@ -81,6 +113,9 @@ class CreateSandbox(Request, kw_only=True):
             raise ValueError("workdir must be an absolute path")
         if len({secret.env for secret in self.secrets}) < len(self.secrets):
             raise ValueError("two secrets have the same environment variable")
+        targets = [*(one.target for one in self.mounts), *(one.target for one in self.volumes)]
+        if self.volumes and len(set(targets)) < len(targets):
+            raise ValueError("two mounts have the same place")
         if len(self.labels) > 64 or any(len(k) > 256 or len(v) > 4096 for k, v in self.labels.items()):
             raise ValueError("at most 64 labels, keys of 256 and values of 4096 characters")
         hosts = [*(self.hosts or ()), *self.more_hosts]
@@ -207,6 +242,52 @@ class DetectImage(Request, kw_only=True):
 class BuildImage(Request, kw_only=True):
     name: Annotated[str, Meta(min_length=1, max_length=63)]
     debian: Annotated[list[str], Meta(min_length=1, max_length=1000)]
+
+
+class BuildFile(Request, kw_only=True):
+    """An image from a Dockerfile's text and the files that were uploaded as `context`."""
+
+    context: Annotated[str, Meta(pattern=r"^[a-z0-9]{1,64}$")]
+    dockerfile: Annotated[str, Meta(min_length=1, max_length=262_144)]
+    name: Annotated[str, Meta(max_length=512)] = ""
+    args: dict[str, str] = field(default_factory=dict)
+    target: Annotated[str, Meta(max_length=128)] = ""
+    no_cache: bool = False
+    runtime: Runtime = "auto"
+
+    def __post_init__(self) -> None:
+        check_env(self.args)
+
+
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+
+
+class NewTemplate(Request, kw_only=True):
+    """A template by name, new or known, and what its sandboxes have unless they ask for something else."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_.-]{0,62}$")]
+    cpus: Annotated[float, Meta(ge=0.01, le=1024)] | None = None
+    memory_mb: Annotated[int, Meta(ge=8, le=16 * MIB)] | None = None
+
+
+class TemplateStep(Request, kw_only=True):
+    """One step of a template: RUN, COPY, ENV, WORKDIR or USER with its arguments."""
+
+    kind: Annotated[str, Meta(max_length=16)]
+    args: Annotated[list[Annotated[str, Meta(max_length=65_536)]], Meta(max_length=512)] = []
+    files_hash: Annotated[str, Meta(pattern=r"^([a-z0-9]{1,64})?$")] = ""
+
+
+class BuildTemplate(Request, kw_only=True):
+    """How a template is made: its base, its steps, the program that its sandboxes start and how that shows it is ready."""
+
+    from_image: Annotated[str, Meta(max_length=512)] = ""
+    from_template: Annotated[str, Meta(max_length=256)] = ""
+    steps: Annotated[list[TemplateStep], Meta(max_length=256)] = []
+    force: bool = False
+    start: Annotated[str, Meta(max_length=65_536)] = ""
+    ready: Annotated[str, Meta(max_length=65_536)] = ""
+    tags: Annotated[list[Annotated[str, Meta(max_length=63)]], Meta(max_length=50)] = []
 
 
 class OpenAgentkernel(Request, kw_only=True):

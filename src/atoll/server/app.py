@@ -31,13 +31,14 @@ from atoll.surfaces.rest import (
     network,
     sandboxes,
     shells,
+    volumes,
     workspaces,
 )
 
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
-    approvals, audit, commands, daemon, files, history, images, keys, memory, metrics, network, sandboxes, shells, workspaces,
+    approvals, audit, commands, daemon, files, history, images, keys, memory, metrics, network, sandboxes, shells, volumes, workspaces,
     agentkernel_routes, e2b_routes, function_routes, mcp_routes,
 )  # fmt: skip
 NAMED = (
@@ -46,6 +47,7 @@ NAMED = (
     "checkpoints",
     "approvals",
     "secrets",
+    "volumes",
 )  # collections whose members have a name in the path
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from atoll.backends import registry
 from atoll.backends.contract import (
@@ -30,6 +30,7 @@ from atoll.backends.contract import (
 )
 from atoll.backends.local import binaries
 from atoll.backends.local.box import LocalBox, LocalRecord
+from atoll.backends.local.changes import write_changes
 from atoll.backends.local.kernel import children, disks
 from atoll.backends.local.kernel.cgroups import Groups
 from atoll.backends.local.kernel.disks import Disks
@@ -273,10 +274,37 @@ class LocalBackend:
         """Return the space its disk takes of the home now: 0 before it is made. An ordinary user's disks are not limited there."""
         if self.standing.rootless:
             return None
-        try:
-            return os.stat(self.paths.disk(box)).st_blocks * 512
-        except FileNotFoundError:
-            return 0
+        for path in (self.paths.disk(box), self.paths.volume(box)):  # a volume's id is of the same form
+            with suppress(FileNotFoundError):
+                return os.stat(path).st_blocks * 512
+        return 0
+
+    def changes(self, record: Record) -> Callable[[BinaryIO], None]:
+        ours = _ours(record)
+        disk, base, stage = self.paths.disk(ours["id"]), ours.get("base", 0), self.paths.stage()
+        return lambda out: write_changes(disk, base, stage, out)
+
+    # Volumes
+
+    async def create_volume(self, volume: str, size_mb: int) -> None:
+        if self.standing.rootless:
+            raise Unsupported(
+                "an ordinary user's daemon has no volumes",
+                hint="it cannot mount a disk of a given size; run it as root",
+            )
+        path = self.paths.volume(volume)
+        path.parent.mkdir(mode=0o700, parents=True)
+        await self.disks.create(path, size_mb)
+
+    async def remove_volume(self, volume: str) -> None:
+        """The loop device under it clears itself with the last sandbox that had it."""
+        path = self.paths.volume(volume)
+        deadline = asyncio.get_running_loop().time() + LOOP_TIMEOUT
+        while path.exists() and (devices := disks.attached(path)):
+            if asyncio.get_running_loop().time() > deadline:
+                raise Internal(f"the volume {volume} stays attached", details={"devices": devices})
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(_remove, path.parent)
 
     # Saved memories
 

@@ -62,6 +62,10 @@ class Layers:
                 f"the image {image.name!r:.120} is not on this machine any more",
                 hint=f"get it with `atoll image pull {image.name:.120}`",
             )
+        record = store.record(image.digest)
+        if record is not None and record.host:
+            stack, usr = store.stack(record.layers, record.host)
+            return Rootfs(tuple(map(str, stack)), tuple(map(str, usr)))
         # Only the `host` image has this machine's name server and certificate authorities in itself.
         top = site.layer(self._root / "site", self._ca_file)
         return Rootfs((str(top), *map(str, stored.lowers)))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from atoll.backends.contract import Mount
 from atoll.backends.local.launch import Bind, BindSource
+from atoll.backends.local.paths import check_id
 from atoll.errors import InvalidArgument
 
 _RESERVED = ("proc", "sys", "dev", ".atoll")
@@ -12,6 +13,9 @@ _RESERVED = ("proc", "sys", "dev", ".atoll")
 
 def binds(mount: Mount, home: Path) -> list[Bind]:
     """All binds of a mount, in the order they are made. A name below it counts only where it is no symbolic link."""
+    if mount.volume:
+        image = str(home / "volumes" / check_id(mount.volume) / "disk.img")
+        return [{**_bind(mount, "", mount.target, mount.read_only), "source": {"image": image, "directory": "data"}}]
     found = [_bind(mount, mount.source, mount.target, mount.read_only)]
     for name in mount.hidden:
         place = os.path.join(mount.source, name)

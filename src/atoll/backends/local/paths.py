@@ -51,6 +51,10 @@ class Paths:
         """A file with a file system in it; where those cannot be mounted, a directory."""
         return self.box(box) / ("disk" if self._plain_disks else "disk.img")
 
+    def volume(self, volume: str) -> Path:
+        """The disk of a volume."""
+        return self.home / "volumes" / check_id(volume) / "disk.img"
+
     def state(self, engine: str, box: str) -> Path:
         return self.engine / engine / check_id(box)
 

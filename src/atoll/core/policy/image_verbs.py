@@ -1,7 +1,7 @@
 """The verbs of images: list, inspect, detect, pull, build, remove, prune."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypedDict
 
@@ -51,9 +51,10 @@ class Pruned(TypedDict):
 
 
 class ImageVerbs(Part):
-    def __init__(self, images: Images, store: Store) -> None:
+    def __init__(self, images: Images, store: Store, built: Callable[[], frozenset[str]] = frozenset) -> None:
         self._given = images
         self._records = store
+        self._built = built  # digests of built images that must stay
 
     @verb("images.list")
     async def list(self, who: Principal) -> Listed:
@@ -141,7 +142,8 @@ class ImageVerbs(Part):
 
     def _in_use(self) -> frozenset[str]:
         """Return the digests of the images that living and stopped sandboxes of every owner are made of."""
-        return frozenset(image for row in self._records.living() if (image := row["record"].get("image")))
+        found = frozenset(image for row in self._records.living() if (image := row["record"].get("image")))
+        return found | self._built()
 
 
 def _shown(image: "ImageFields") -> ListedImage:

@@ -1,7 +1,7 @@
 """From a request to a running box: every choice made once, a box started for it or taken from the pool, its agent awake."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,6 +80,10 @@ class Boxes:
         self._images = images
         self._config = config
         self._home = home
+        self.built: Callable[[Principal, str], str | None] = lambda who, name: (
+            None
+        )  # a built image's digest, by its name
+        self.volumes: Callable[[Principal, CreateSandbox], tuple[Mount, ...]] = lambda who, spec: ()
         self._agents: dict[str, BoxSpec] = {}  # what a sandbox of each mode is made as
 
     async def runtime(self, asked: str) -> str:
@@ -89,8 +93,9 @@ class Boxes:
         """`who` opens the mounts; without one there are none. `digest` is the image a stopped sandbox was made from."""
         asked = {key: value for key, value in msgspec.structs.asdict(spec.limits).items() if value is not None}
         defaults = profiles.default_limits(spec, msgspec.structs.asdict(self._config.limits))
-        mounts = allowed_mounts(self._home, who, spec) if who is not None else ()
+        mounts = (*allowed_mounts(self._home, who, spec), *self.volumes(who, spec)) if who is not None else ()
         guest = who.owner if who is not None and not may(who, "admin") else None
+        digest = digest or (self.built(who, spec.image) if who is not None else None)
         image = await self._images.choose(spec.image, spec.program, digest, guest)
         base_env = {**image.env, **self._config.sandboxes.env}
         limits = Limits.from_json({**defaults, **asked})

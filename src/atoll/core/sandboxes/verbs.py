@@ -370,7 +370,7 @@ class Sandboxes(Part, Lifecycle):
         can = self.backend.capabilities(runtime)
         # A session's files are kept where that can be; who asks for it by name is refused where it cannot.
         kept = (spec.persistent and not spec.keep) or spec.at_expiry != "destroy"
-        can.check(runtime, mounts=bool(spec.mounts), shared=parent is not None, kept=kept)
+        can.check(runtime, mounts=bool(spec.mounts or spec.volumes), shared=parent is not None, kept=kept)
         plan = await self.boxes.plan(spec, who, start_from.image if start_from else None)
         row = rows.new_row(who, plan, runtime, policy, self.config.sandboxes, parent, request)
         box = plan.box(row["id"], runtime, expires_at=row["expires_at"], parent=parent)

@@ -64,6 +64,10 @@ class Space:
         self._promises[sandbox] = wanted
         return wanted.size
 
+    def hold(self, volume: str, size: int) -> None:
+        """Promise a volume its whole size; `forget` takes that back."""
+        self._promises[volume] = Promise(size, thin=False)
+
     def forget(self, sandbox: str) -> None:
         self._promises.pop(sandbox, None)
 

@@ -59,12 +59,16 @@ class StoredMount(TypedDict):
     target: str
 
 
+class StoredVolume(StoredMount):
+    name: str
+
+
 class StoredSpec(TypedDict, total=False):
     """The fields of a `CreateSandbox` in JSON that are read without decoding all of it."""
 
     limits: dict[str, float | None]
     mounts: list[StoredMount]
-
+    volumes: list[StoredVolume]
     keep: bool
     hosts: list[str] | None
     env: dict[str, str]

@@ -73,7 +73,8 @@ class Snapshots(Part):
             async with self._sandboxes.visit(who, ref) as client:
                 capture = Capture(client, self._chunks(who.owner), self._seen.get(row["id"], {}))
                 if request.full:
-                    targets = [mount["target"] for mount in row["spec"].get("mounts", [])]
+                    mounts = [*row["spec"].get("mounts", ()), *row["spec"].get("volumes", ())]
+                    targets = [mount["target"] for mount in mounts]
                     await capture.system(row["created_at"], targets, lambda: self._twin(who, row))
                 else:
                     await capture.workspace()

@@ -6,7 +6,16 @@ from atoll.core.access.credentials import Peer
 from atoll.core.access.ratelimit import Rate
 from atoll.server.error_boundary import guarded
 from atoll.server.request import Exchange, Receive, Scope, Send, unquote
-from atoll.surfaces.e2b.control import lists, network, observed, refused, sandboxes, snapshots  # noqa: F401  # their routes
+from atoll.surfaces.e2b.control import (  # noqa: F401  # their routes
+    lists,
+    network,
+    observed,
+    refused,
+    sandboxes,
+    snapshots,
+    templates,
+    volumes,
+)
 from atoll.surfaces.e2b.control.table import find
 from atoll.surfaces.e2b.envd import app as envd
 from atoll.surfaces.e2b.replies import WireError, fail, nothing, query_of
@@ -43,6 +52,8 @@ class E2b(Served):
     async def _control(self, exchange: Exchange) -> None:
         if exchange.parts == ["health"]:
             return await nothing(exchange)
+        if exchange.parts[:1] == [templates.UPLOADS]:
+            return await templates.upload(self, exchange)
         peer = Peer(exchange.scope["client"][0] if exchange.scope["client"] else "")
         exchange.who = self.core.keeper.identify(peer, exchange.header(b"x-api-key"))
         found = find(exchange.scope["method"], exchange.parts)

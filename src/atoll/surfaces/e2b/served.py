@@ -43,6 +43,7 @@ class Served:
         self.people = PeopleCache(self.core)
         self.started = Started(self.core)
         self.watchers = Watchers(self.core)
+        self.tags: dict[str, list[str]] = {}  # of template builds that have not started
         self._owners: dict[str, str] = {}
 
     def owner_of(self, sandbox: str) -> str | None:

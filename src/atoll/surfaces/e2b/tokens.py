@@ -15,7 +15,7 @@ from atoll import errors
 from atoll.core.store.records import Store
 
 SECRET = "e2b_secret"  # its name in the store
-Purpose = Literal["envd", "traffic"]
+Purpose = Literal["envd", "traffic", "upload", "volume"]
 
 
 class Tokens:

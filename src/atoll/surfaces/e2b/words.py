@@ -49,6 +49,11 @@ class NetworkUpdate(_Body, kw_only=True):
     allow_internet_access: bool | None = None
 
 
+class VolumeMount(_Body, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=63)]
+    path: Annotated[str, Meta(min_length=1, max_length=4096)]
+
+
 class NewSandbox(_Body, kw_only=True):
     templateID: Annotated[str, Meta(min_length=1, max_length=256)]
     timeout: int | None = None
@@ -60,7 +65,7 @@ class NewSandbox(_Body, kw_only=True):
     autoPauseMemory: bool | None = None
     autoResume: AutoResume | None = None
     secure: bool | None = None
-    volumeMounts: list[Any] | None = None
+    volumeMounts: Annotated[list[VolumeMount], Meta(max_length=16)] | None = None
     mcp: Any = None
     iam: Any = None
 

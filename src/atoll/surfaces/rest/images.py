@@ -59,6 +59,18 @@ async def build(rest: Rest, exchange: Exchange) -> None:
     await frames.send(exchange, rest.core.image_verbs.build(exchange.who, asked))
 
 
+@route("POST", "/v1/images/contexts", "Take the files of a build: a tar, which may be compressed", verb="images.upload")
+async def upload(rest: Rest, exchange: Exchange) -> None:
+    work = rest.core.builds.upload(exchange.who, exchange.chunks())
+    await exchange.answer(await exchange.while_reachable(work))
+
+
+@route("POST", "/v1/images/build-file", "Build an image from a Dockerfile", verb="images.build_file")
+async def build_file(rest: Rest, exchange: Exchange) -> None:
+    asked = await exchange.json(model.BuildFile)
+    await frames.send(exchange, rest.core.builds.build(exchange.who, asked))
+
+
 @route("POST", "/v1/images/remove", "Remove an image's name, and the image with its last name", verb="images.remove")
 async def remove(rest: Rest, exchange: Exchange) -> None:
     asked = await exchange.json(model.PullImage)

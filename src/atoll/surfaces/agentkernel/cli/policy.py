@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 
 from atoll.cli.grammar import UsageError
+from atoll.cli.volumes import read_volumes
 from atoll.client import calls
 from atoll.errors import InvalidArgument, PermissionDenied, Unsupported
 from atoll.profiles import NATIVE, SECCOMP, Policy, merge, mode_name, profile_name
 
+from .build import build_project
 from .words import called_agentkernel, image_name, runtime
 
 TYPE_CHECKING = False
@@ -71,6 +73,7 @@ def create_fields(arguments: Arguments, project: Project | None, link: Link) -> 
         "env": env or None,
         "security": {key: value for key, value in keys.items() if key in ("network", "read_only", "seccomp")} or None,
         "mounts": _mounts(policy) or None,
+        "volumes": read_volumes(arguments.values.get("volume") or []) or None,
         "limits": _limits(arguments, policy, project, link),
         "hosts": _hosts(arguments, policy, project, link),
         "more_hosts": arguments.values.get("allow_host") or None,
@@ -197,31 +200,32 @@ def _covers(entry: str, host: str) -> bool:
 
 def choose_image(arguments: Arguments, project: Project | None, argv: list[str], link: Link) -> tuple[str, str | None]:
     """The image's name, and the program it was detected for (None when a person named the image)."""
+    if arguments.values.get("build"):
+        if arguments.image:
+            raise InvalidArgument("--build and --image cannot be used together")
+        return build_project(arguments, project), None
     if arguments.image:
         return image_name(arguments.image), None
     program = argv[0] if argv else ""
     if project is not None and not project.found:
-        named = _project_image(project, program, link)
+        named = _project_image(arguments, project, program, link)
         if named is not None:
             return named
     if program:
         known = link.call(calls.get("/v1/images/detect", {"program": program})).get("image")
         if known:
             return str(known), program
-    named = _project_image(project, program, link) if project is not None else None
+    named = _project_image(arguments, project, program, link) if project is not None else None
     return named or (_detect(link, program, names=_entries(), procfile=_procfile()), program)
 
 
-def _project_image(project: Project, program: str, link: Link) -> tuple[str, str | None] | None:
+def _project_image(arguments: Arguments, project: Project, program: str, link: Link) -> tuple[str, str | None] | None:
     base = project.get("sandbox", "base_image")
     if base:
         return image_name(base), None
     word = project.get("sandbox", "runtime")
     if word is None and project.data.get("build"):
-        raise Unsupported(
-            f"{project.path}: [build] is not supported: no image is built from a Dockerfile here",
-            hint="name an image, with --image or as base_image",
-        )
+        return build_project(arguments, project), None
     return None if word is None else (_detect(link, "", runtime=word), program)
 
 

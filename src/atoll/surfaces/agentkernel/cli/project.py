@@ -36,10 +36,11 @@ SECTIONS: dict[str, dict[str, str]] = {
     "security.domains": {"allow": _TEXTS, "block": _TEXTS, "allowlist_only": _FLAG},
     "security.commands": {"allow": _TEXTS, "block": _TEXTS, "allowlist_only": _FLAG},
     "api": {"api_key": _TEXT, "api_key_env": _TEXT, "allow_sudo_exec": _FLAG},
+    "build": {"dockerfile": _TEXT, "context": _TEXT, "target": _TEXT, "no_cache": _FLAG, "args": _TABLE},
     "files": {"source": _TEXT, "dest": _TEXT, "mode": _TEXT},
     "daemon": {"min_warm": _NUMBER, "max_warm": _NUMBER, "agents": _TABLE},
 }  # fmt: skip
-UNSUPPORTED = ("build", "secrets", "ssh", "orchestrator", "enterprise", "remote", "schedule", "proxy")
+UNSUPPORTED = ("secrets", "ssh", "orchestrator", "enterprise", "remote", "schedule", "proxy")
 _KINDS: dict[str, type] = {_TEXT: str, _FLAG: bool, _TABLE: dict}
 
 

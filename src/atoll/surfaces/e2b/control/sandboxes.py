@@ -16,6 +16,7 @@ from atoll.surfaces.e2b import words
 from atoll.surfaces.e2b.control.network import NOTES, hosts_of
 from atoll.surfaces.e2b.control.snapshots import name_of
 from atoll.surfaces.e2b.control.table import body_of, known, route
+from atoll.surfaces.e2b.control.volumes import open_volumes
 from atoll.surfaces.e2b.interpreter import variables
 from atoll.surfaces.e2b.replies import WireError, nothing
 from atoll.surfaces.e2b.served import Served, unknown
@@ -51,20 +52,25 @@ async def _create(app: Served, exchange: Exchange, asked: words.NewSandbox, unsa
     spec = new_spec(app, asked, unsaid)
     if key:
         spec.request_id = hashlib.sha256(f"e2b {key}".encode()).hexdigest()
-    snapshot = await _snapshot_of(app, exchange, asked.templateID)
+    template = await _template_of(app, exchange, asked.templateID)
+    snapshot = None if template else await _snapshot_of(app, exchange, asked.templateID)
+    if template and key:
+        raise errors.InvalidArgument("an idempotency key and a template of your own cannot be used together")
     if snapshot is not None and key:
         raise errors.InvalidArgument("an idempotency key and a snapshot cannot be used together")
-    work = (
-        app.core.sandboxes.create(exchange.who, spec)
-        if snapshot is None
-        else app.core.snapshots.restore(exchange.who, snapshot, spec)
-    )
+    if template:
+        work = app.core.templates.create(exchange.who, asked.templateID, spec)
+    elif snapshot is not None:
+        work = app.core.snapshots.restore(exchange.who, snapshot, spec)
+    else:
+        work = app.core.sandboxes.create(exchange.who, spec)
     try:
         info = await exchange.while_connected(work)
     except errors.AlreadyExists:
         raise WireError(
             422, "this idempotency key was used with another request", "idempotency_request_mismatch"
         ) from None
+    await open_volumes(app, exchange, info, spec)
     if info.image == INTERPRETER:  # its kernel starts while the caller has not asked for it yet
         app.core.sandboxes.tasks.spawn(app.core.interpreters.ahead(exchange.who, info.id, variables(info.id)))
     await exchange.answer(sandbox(app, info), 201)
@@ -72,7 +78,7 @@ async def _create(app: Served, exchange: Exchange, asked: words.NewSandbox, unsa
 
 def new_spec(app: Served, asked: words.NewSandbox, unsaid: int) -> CreateSandbox:
     """Return what core is asked for. What this server cannot honour is InvalidArgument, never ignored."""
-    for name in ("iam", "mcp", "volumeMounts"):
+    for name in ("iam", "mcp"):
         if getattr(asked, name):
             raise errors.InvalidArgument(f"{name} is not supported by this server")
     resumes = asked.autoResume is not None and asked.autoResume.enabled
@@ -99,6 +105,7 @@ def new_spec(app: Served, asked: words.NewSandbox, unsaid: int) -> CreateSandbox
         "lifetime_s": words.seconds(asked.timeout, unsaid),
         "idle_timeout_s": NEVER_IDLE,
         "at_expiry": at_expiry,
+        "volumes": [{"name": one.name, "target": one.path} for one in asked.volumeMounts or ()],
         "labels": labels,
         "env": {"E2B_SANDBOX": "true", "E2B_TEMPLATE_ID": asked.templateID, **(asked.envVars or {})},
         "hosts": hosts_of(network, asked.allow_internet_access),
@@ -119,6 +126,17 @@ def image_of(app: Served, template: str) -> str | None:
 
     image = Catalog.load(app.core.config.images.custom).get(found[1])
     return image.name if image is not None else None
+
+
+async def _template_of(app: Served, exchange: Exchange, name: str) -> bool:
+    """Return whether a name means a finished template of the caller's own. Those of this server come first."""
+    if image_of(app, name) is not None:
+        return False
+    try:
+        _, build = await app.core.templates.find(exchange.who, name)
+    except errors.NotFound:
+        return False
+    return build is not None and build.status == "ready"
 
 
 async def _snapshot_of(app: Served, exchange: Exchange, template: str) -> str | None:
@@ -262,5 +280,8 @@ async def template_alias(app: Served, exchange: Exchange) -> None:
     name = exchange.parts[2]
     if not may(exchange.who, "use"):
         raise errors.PermissionDenied("this key does not have the scope 'use'")
+    if await _template_of(app, exchange, name):
+        template, _ = await app.core.templates.find(exchange.who, name)
+        return await exchange.answer({"templateID": template.id, "public": False})
     snapshot = await _snapshot_of(app, exchange, name)
     await exchange.answer({"templateID": name, "public": snapshot is None})

@@ -8,7 +8,7 @@ from atoll.model import SaveSnapshot, SnapshotInfo
 from atoll.server.request import Exchange
 from atoll.surfaces.e2b.control.pages import page_of
 from atoll.surfaces.e2b.control.table import body_of, known, route
-from atoll.surfaces.e2b.replies import WireError, nothing, query_of
+from atoll.surfaces.e2b.replies import WireError, query_of
 from atoll.surfaces.e2b.served import Served
 from atoll.surfaces.e2b.words import Snapshot
 
@@ -50,9 +50,3 @@ async def list_snapshots(app: Served, exchange: Exchange) -> None:
         found = [one for one in found if query["name"] in (one.name, f"{one.name}:default")]
     page, more = page_of(found, query, lambda one: (one.created_at, one.name))
     await exchange.answer([_shown(one) for one in page], 200, more)
-
-
-@route("DELETE", "templates/*")
-async def delete_snapshot(app: Served, exchange: Exchange) -> None:
-    await app.core.snapshots.delete(exchange.who, name_of(exchange.parts[1]))
-    await nothing(exchange)
