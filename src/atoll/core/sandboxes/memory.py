@@ -165,7 +165,7 @@ class Checkpoints(Part):
         """Save the memory of a sandbox. Nobody stops, pauses or ends it meanwhile."""
         can, runtime = live.box.capabilities, live.box.facts.runtime
         can.check(runtime, memory=True)
-        if live.spec.mounts or live.parent_id is not None or live.children:
+        if live.spec.mounts or live.spec.volumes or live.parent_id is not None or live.children:
             raise errors.FailedPrecondition(
                 "a sandbox with mounts or a shared workspace cannot be saved: its files are not its own",
                 hint="save its files with a snapshot",
