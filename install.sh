@@ -82,7 +82,7 @@ if [ -n "$uninstall" ]; then
   [ -n "$keep" ] || say "  $data (every sandbox, image and key)"
   [ -z "$dry" ] || exit 0
   if [ -z "$yes" ] && [ -t 0 ]; then printf 'Go on? [y/N] '; read -r answer; [ "$answer" = y ] || exit 1; fi
-  if grep -qxF "$unit" "$list" && has_systemd; then manager disable --now atoll.service >/dev/null 2>&1 || true; fi
+  if grep -qxF "$unit" "$list" && has_systemd; then manager disable --now atoll.socket atoll.service >/dev/null 2>&1 || true; fi
   if [ -e "$data/daemon.sock" ]; then
     "$prefix/venv/bin/atoll" daemon stop --force >/dev/null 2>&1 || fail "sandboxes could not be ended" \
       "$prefix/venv/bin/atoll daemon stop --force says why; nothing was removed"
@@ -161,7 +161,7 @@ say "atoll will be installed on ${PRETTY_NAME:-this machine} ($machine) for $(id
 say "  program:         $prefix"
 say "  command:         $bin/atoll, $bin/k8e-sandbox"
 [ -z "$gvisor" ] || say "  gVisor:          $bin/runsc"
-[ -z "$service" ] || say "  service:         $unit"
+[ -z "$service" ] || say "  service:         $unit, and its socket"
 [ -z "${no_systemd:-}" ] || say "  no service: no systemd answers here; the daemon starts at the first command"
 [ -z "$dry" ] || exit 0
 if [ -z "$yes" ] && [ -t 0 ]; then printf 'Go on? [Y/n] '; read -r answer; case $answer in n*|N*) exit 1 ;; esac; fi
@@ -257,25 +257,19 @@ fi
 
 if [ -n "$service" ]; then
   step="starting the service"
-  mkdir -p "$(dirname "$unit")"
+  units=$("$prefix/venv/bin/python" -c 'import atoll, os; print(os.path.dirname(atoll.__file__))')/setup/systemd
   wanted=default.target; [ "$(id -u)" != 0 ] || wanted=multi-user.target
-  cat > "$unit" <<UNIT
-[Unit]
-Description=atoll, sandboxes for the code of AI agents
-After=network.target
-
-[Service]
-ExecStart=$prefix/venv/bin/atoll serve
-Delegate=yes
-KillMode=process
-Restart=on-failure
-TasksMax=infinity
-
-[Install]
-WantedBy=$wanted
-UNIT
-  own "$unit"
+  mkdir -p "$(dirname "$unit")" "$data"
+  chmod 711 "$data"
+  # A daemon that was started on demand gives its home up; its sandboxes go on.
+  if [ ! -e "$unit" ] && [ -e "$data/daemon.sock" ]; then "$prefix/venv/bin/atoll" daemon stop >/dev/null 2>&1 || true; fi
+  for name in service socket; do
+    sed -e "s|^ExecStart=.* serve|ExecStart=$prefix/venv/bin/atoll serve|" -e "s|%h/.atoll|$data|" \
+      -e "s|^WantedBy=multi-user.target|WantedBy=$wanted|" "$units/atoll.$name" > "${unit%.service}.$name"
+    own "${unit%.service}.$name"
+  done
   manager daemon-reload
+  manager enable --now atoll.socket >/dev/null 2>&1
   manager enable atoll.service >/dev/null 2>&1
   manager restart atoll.service
   done_so_far="$done_so_far service"

@@ -91,7 +91,7 @@ def client_tree(work: Path) -> Path:
     table: Any = project
     table["project"]["scripts"]["atoll"] = "atoll.cli:main"
     wheel = table["tool"]["hatch"]["build"]["targets"]["wheel"]
-    for name in ("scripts/install-runsc.sh", "requirements-run.lock"):
+    for name in ("scripts/install-runsc.sh", "deploy/systemd", "requirements-run.lock"):
         del wheel["force-include"][name]
     for key in ("hooks", "shared-scripts"):
         del wheel[key]

@@ -155,6 +155,27 @@ def test_version(cli: Cli, words: list[str]) -> None:
     assert cli(*words).text == f"atoll {atoll.__version__}\n"
 
 
+def test_version_check_names_every_part(fresh: Cli) -> None:
+    """And a store that a newer version has written is refused with words, and left alone."""
+    import sqlite3
+
+    import atoll
+
+    done = fresh("version", "--check", "--json")
+    rows = {row["name"]: row["detail"] for row in done.json["checks"]}
+    assert done.code == 0 and rows["atoll"] == rows["daemon"] == atoll.__version__, done
+    assert atoll.__version__ in rows["agent"] and rows["store"].startswith("schema "), rows
+    assert fresh("version", "--check").text.startswith(f"atoll    {atoll.__version__}\ndaemon ")
+    fresh("daemon", "stop", "--force")
+    store = Path(fresh.home, "atoll.db")
+    with sqlite3.connect(store) as db:
+        db.execute("PRAGMA user_version=999")
+    refused = fresh("version", "--check")
+    assert refused.code == 1 and b"written by a newer atoll (schema 999" in refused.stdout, refused
+    assert b"fix:" in refused.stderr
+    store.unlink()
+
+
 def test_everyday_7_serve_takes_over_from_an_idle_daemon_started_on_demand(fresh: Cli) -> None:
     session = fresh.ok("sandbox", "create")["session_id"]
     fresh.ok("sandbox", "destroy", session)

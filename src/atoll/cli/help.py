@@ -139,6 +139,10 @@ def show(arguments: Arguments) -> int:
 
 
 def version(arguments: Arguments) -> int:
+    if arguments.values.get("check"):
+        from .versions import check_versions
+
+        return check_versions(arguments)
     if arguments.json:
         print_json({"version": __version__})
     else:

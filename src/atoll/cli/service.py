@@ -36,7 +36,9 @@ def serve(arguments: Arguments) -> int:
         return serve_e2b(arguments)
     home = spawn.home_directory()
     os.makedirs(home, mode=0o711, exist_ok=True)
-    if spawn.reachable(home):
+    if os.environ.get("LISTEN_PID") != str(os.getpid()) and spawn.reachable(
+        home
+    ):  # else the socket is systemd's, for us
         _replace_daemon(arguments, home)
     say(f"serving {spawn.socket_path(home)}; messages go to {home}/daemon.log")
     addresses = [] if arguments.grpc == ["none"] else arguments.grpc or ["default"]
@@ -123,7 +125,8 @@ def _something_runs(home: str) -> bool:
 
 def _wait_until_gone(pid: object, home: str) -> None:
     until = time.monotonic() + STOP_DEADLINE
-    while _is_there(pid) or spawn.reachable(home):
+    # A socket that can be connected to says nothing where systemd holds it: to connect would start the next daemon.
+    while _is_there(pid) if pid else spawn.reachable(home):
         if time.monotonic() > until:
             raise Timeout(f"the daemon (pid {pid}) has not ended yet", hint=f"see {home}/daemon.log")
         time.sleep(0.02)

@@ -357,7 +357,10 @@ OWN = (
     ),
     Verb("setup", "doctor:doctor", "", "The same as doctor: nothing is fetched, what is missing is named.", SETUP),
     Verb("completion", "help:completion", "SHELL", "Completion script for bash, zsh or fish."),
-    Verb("version", "help:version", "", "Print the version.", (AS_JSON,)),
+    Verb(
+        "version", "help:version", "", "Print the version.",
+        (Flag("check", "", "also of the daemon, the agent and the store, and whether they fit"), AS_JSON),
+    ),
     Verb(
         "help", "help:show", "[VERB] [VERB2]", "This text, a group's or a command's.",
         (Flag("all", "", "every command, with exit codes and environment"),),

@@ -81,6 +81,11 @@ def ensure(home: str, deadline: float = START_DEADLINE) -> None:
     require_linux()
     import fcntl
 
+    if not os.path.isdir(os.path.join(os.path.dirname(__file__), "..", "server")):
+        raise DaemonUnreachable(
+            "this is the client alone, and no daemon answers here",
+            hint="use a gateway: --endpoint HOST:50051; or install atoll on this machine: sh install.sh",
+        )
     until = time.monotonic() + deadline
     try:
         os.makedirs(home, mode=0o711, exist_ok=True)

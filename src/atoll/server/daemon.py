@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -24,6 +25,7 @@ from atoll.backends.local.kernel import delegation, rootless
 from atoll.core import Core
 from atoll.core.policy.images import Images, PodImages
 from atoll.core.store.database import StoreFailed
+from atoll.server import systemd
 from atoll.server.app import RestApp
 from atoll.server.exposed import ExposedPorts
 from atoll.server.routes import Stopping
@@ -48,18 +50,25 @@ class Daemon:
     `grpc` names the TCP addresses for gRPC; None: its Unix socket alone, empty: those of the operator's settings.
     """
 
-    def __init__(self, home: Path, core: Core, grpc: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        core: Core,
+        grpc: list[str] | None = None,
+        passed: socket.socket | None = None,
+    ) -> None:
         self.home = home
         self.core = core
         self.started_at = time.time()
         self.rest = RestApp(core, self)
         core.key_verbs.certificates = self._certificates
-        self.listener = Listener(self.rest, home / "daemon.sock")
+        self.listener = Listener(self.rest, home / "daemon.sock", passed)
         self.gateway: Gateway | None = None
         self.exposed = ExposedPorts(
             core.exposures, core.ports, core.store, core.config.gateway.expose_base_url, core.accounts
         )
         self._grpc = grpc
+        self._manager = systemd.Manager()
         self._stopping = asyncio.Event()
         self.pinned = grpc is not None
 
@@ -118,10 +127,12 @@ class Daemon:
             await self.core.exposures.attach(self.exposed)
             await self.listener.open()
             log.info("serving %s, pid %d", self.home, os.getpid())
+            self._manager.tell(f"READY=1\nSTATUS=serving {self.home}")
             idle = asyncio.create_task(self._leave_when_idle())
             await self._stopping.wait()
             idle.cancel()
         finally:
+            self._manager.tell("STOPPING=1")
             log.info("stopping; %d sandboxes go on", len(self._living()))
             self.listener.hide()
             await self.core.doze.close()
@@ -202,7 +213,10 @@ def start_log(home: Path, level: str) -> None:
     handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
     path.chmod(0o600)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    handlers: list[logging.Handler] = [handler]
+    if systemd.stderr_is_journal():
+        handlers.append(systemd.JournalHandler(home))
+    logging.basicConfig(level=level.upper(), handlers=handlers, force=True)
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
@@ -265,7 +279,7 @@ def local_images(home: Path, settings: config.Config) -> Images:
     return StoredImages(home / "images", settings.images)
 
 
-async def serve(home: Path, grpc: list[str] | None = None) -> None:
+async def serve(home: Path, grpc: list[str] | None = None, passed: socket.socket | None = None) -> None:
     settings = config.load(home)
     in_cluster = settings.backend.kind == "kubernetes"
     backend = (kubernetes_backend if in_cluster else local_backend)(home, settings)
@@ -276,7 +290,7 @@ async def serve(home: Path, grpc: list[str] | None = None) -> None:
         if not failed.damaged:
             raise
         raise await end_without_store(backend, failed) from failed
-    await Daemon(home, core, grpc).run()
+    await Daemon(home, core, grpc, passed).run()
 
 
 async def end_without_store(backend: Backend, failed: Exception) -> errors.AtollError:
@@ -314,10 +328,11 @@ def main(arguments: list[str] | None = None) -> int:
             delegation.ensure(home)
             rootless.enter(home / "run")
         prepare_home(home)
+        passed = systemd.take_socket(home / "daemon.sock")
         lock = take_lock(home)
         start_log(home, config.load(home).daemon.log_level)
         allow_many_files()
-        uvloop.run(serve(home, grpc))
+        uvloop.run(serve(home, grpc, passed))
         lock.close()
     except errors.AtollError as error:
         print(f"{error.code}: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)

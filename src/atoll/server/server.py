@@ -89,10 +89,11 @@ class PeerProtocol(BoundedHeads):
 
 
 class Listener:
-    """The Unix socket and the connections on it."""
+    """The Unix socket and the connections on it. `passed` is a socket of the service manager's, which stays when we leave."""
 
-    def __init__(self, app: Any, path: Path) -> None:
+    def __init__(self, app: Any, path: Path, passed: socket.socket | None = None) -> None:
         self._path = path
+        self._passed = passed
         self._config = settings(
             app,
             PeerProtocol,
@@ -107,8 +108,11 @@ class Listener:
 
     async def open(self) -> None:
         """Listen. The caller holds the daemon's lock, so a socket file that is there belongs to nobody."""
-        self._path.unlink(missing_ok=True)
-        sock = _bind(self._path)
+        if self._passed is not None:
+            sock = self._passed.dup()
+        else:
+            self._path.unlink(missing_ok=True)
+            sock = _bind(self._path)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._protocol, sock=sock, backlog=BACKLOG)
 
@@ -125,8 +129,11 @@ class Listener:
         return bool(self.state.tasks)
 
     def hide(self) -> None:
-        """Nobody new finds the socket; who is in the queue still gets in."""
-        self._path.unlink(missing_ok=True)
+        """Nobody new finds the socket; who is in the queue still gets in. A passed socket waits for the next daemon instead."""
+        if self._passed is None:
+            self._path.unlink(missing_ok=True)
+        elif self._server is not None:
+            self._server.close()
 
     async def close(self, patience: float) -> None:
         """No new connections; requests under way have `patience` seconds to be answered."""
