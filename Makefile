@@ -5,7 +5,7 @@ PY := .venv/bin/python
 BIN := src/atoll/_bin
 .DEFAULT_GOAL := help
 
-.PHONY: dist bundle help setup bytecode hello test test-newer-python test-long test-kubernetes lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
+.PHONY: dist bundle docs help setup bytecode hello test test-newer-python test-long test-kubernetes lint lint-python lint-rust fmt bench bench-compare binaries system system-test system-bench clean lock pod-agent proto sdk
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -64,6 +64,7 @@ lint: lint-python lint-rust ## ruff, mypy --strict, who may import whom, clippy,
 lint-python: setup
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	@$(PY) scripts/unasync.py --check && $(PY) scripts/draw_architecture.py --check
+	@$(PY) scripts/docs_site.py
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports --no-cache --no-logo
 
@@ -93,8 +94,12 @@ bench: setup system-bench ## timings beside bare-host figures and peers of the s
 bench-compare: setup ## OLD=rev NEW=rev [ROWS=a,b] [PAIRS=20] [MAX=1.10]: whether NEW is slower; about ten minutes
 	@$(PY) -m bench.compare $(OLD) $(NEW) $(if $(ROWS),--rows $(ROWS)) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(MAX),--max $(MAX))
 
-dist: .venv/.done ## wheels for x86_64 and aarch64, the client's wheel, sdist, SBOM and checksums, in dist/
+docs: .venv/.done ## the documents as a site, in build/site, with every link checked
+	@.venv/bin/mkdocs build --strict --quiet && echo "build/site/index.html" >&2
+
+dist: .venv/.done ## wheels for x86_64 and aarch64, the client's wheel, the client as one file, sdist, SBOM and checksums, in dist/
 	@$(PY) scripts/build_release.py
+	@$(PY) scripts/build_standalone.py
 
 bundle: dist ## dist/bundle: all that `install.sh --offline` needs on a machine like this one
 	@rm -rf dist/bundle && mkdir -p dist/bundle/wheels

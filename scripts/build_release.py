@@ -91,8 +91,8 @@ def client_tree(work: Path) -> Path:
     table: Any = project
     table["project"]["scripts"]["atoll"] = "atoll.cli:main"
     wheel = table["tool"]["hatch"]["build"]["targets"]["wheel"]
-    for name in ("scripts/install-runsc.sh", "deploy/systemd", "requirements-run.lock"):
-        del wheel["force-include"][name]
+    for name in [name for name in wheel["force-include"] if not name.startswith("sdk/")]:
+        del wheel["force-include"][name]  # what sets a machine with sandboxes up
     for key in ("hooks", "shared-scripts"):
         del wheel[key]
     (work / "pyproject.toml").write_text(tomlkit.dumps(project))
