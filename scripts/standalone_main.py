@@ -9,7 +9,7 @@ import sys
 import zipfile
 
 
-def unpacked(archive):
+def unpacked(archive: str) -> str:
     """Return the directory with the content of the archive, made if it is not there; the archive where that cannot be done."""
     with zipfile.ZipFile(archive) as packed:
         digest = packed.read("digest").decode("ascii")
@@ -28,7 +28,7 @@ def unpacked(archive):
     return place if ours(place) else archive
 
 
-def ours(place):
+def ours(place: str) -> bool:
     """Tell whether a directory is there and nobody else can have put something into it."""
     try:
         found = os.lstat(place)
