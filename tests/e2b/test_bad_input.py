@@ -41,7 +41,7 @@ def refused(door: Door, status: int, method: str, path: str, body: Any = None, *
         {"templateID": "base", "envVars": {"A=B": "x"}}, {"templateID": "base", "envVars": {"A": "\0"}},
         {"templateID": "base", "foreign": 1},
         {"templateID": "base", "iam": {"tokens": {}}}, {"templateID": "base", "mcp": {"a": {}}},
-        {"templateID": "base", "volumeMounts": [{"name": "a", "path": "/a"}]}, {"templateID": "base", "secure": True},
+        {"templateID": "base", "volumeMounts": [{"name": "a"}]}, {"templateID": "base", "secure": True},
         {"templateID": "base", "autoPauseMemory": False}, {"templateID": "base", "autoResume": {}},
         {"templateID": "base", "network": {"rules": {"a": []}, "foreign": 1}}, {"templateID": "base", "network": {"rules": {"a": [{}]}}},
         {"templateID": "base", "network": {"egressProxy": {"address": "x:1"}}}, {"templateID": "base", "network": {"httpsPorts": [1]}},
@@ -84,7 +84,7 @@ def test_other_routes_that_are_wrong(door: Door, box: Any) -> None:
         "startedAfter=soon",
     ):
         assert door.ask("GET", f"/v2/sandboxes?{query}")[0] == 400, query
-    refused(door, 501, "POST", "/v3/templates", {"name": "x"}, key=key)
+    refused(door, 501, "POST", "/secrets", {"name": "x"}, key=key)
     assert box.is_running()
 
 

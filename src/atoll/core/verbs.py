@@ -186,6 +186,8 @@ _ROWS = (
     _writing("templates.begin", model.NewTemplate, None, "name", sandbox=False),
     _writing("templates.upload", None, None, "name", sandbox=False),
     _writing("templates.build", model.BuildTemplate, None, "build_id", "from_image", "from_template", sandbox=False),
+    Verb("templates.create", model.CreateSandbox, _INFO, writes=True, sandbox=False,
+         through=("create", "commands.spawn", "commands.exec", "destroy")),
     _reading("templates.list"),
     _reading("templates.get"),
     _writing("templates.tag", None, None, "tags", sandbox=False),

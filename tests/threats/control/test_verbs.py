@@ -19,7 +19,7 @@ from atoll.server.app import PATHS, ROUTES
 ME = local(os.geteuid(), os.getegid())
 NEVER = {"env", "content", "value", "text", "answer", "stdin", "stdin_b64", "secrets", "secret", "source", "data"}
 OF_THE_DAEMON = {"daemon.stop", "daemon.pin"}  # its process is around core, not in it
-HELPERS = {"create_watched", "set", "visit", "require"}  # each goes through a verb, or is for other verbs
+HELPERS = {"create_watched", "set", "visit", "require", "prepared"}  # each goes through a verb, or is for other verbs
 OPENED = {
     "/v1/mcp/http",
     "/v1/functions/open",

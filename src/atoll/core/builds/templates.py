@@ -236,6 +236,7 @@ class Templates(Part):
         found = self._logs.get(build)
         return found.lines[offset : offset + most] if found is not None else []
 
+    @verb("templates.create")
     async def create(self, who: Principal, ref: str, spec: CreateSandbox) -> SandboxInfo:
         """Make a sandbox of a template; its start command runs and is ready when this returns."""
         template, build = await self.find(who, ref)
