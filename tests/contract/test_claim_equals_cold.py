@@ -58,7 +58,7 @@ COLD: dict[str, Any] = {
     "memory": Memory({"name": "a"}),
     "workspace": Workspace("shared", "a" * 20),
 }
-SAME = {"id", "image", "runtime"}  # what a warm sandbox is looked for by
+SAME = {"id", "image", "first", "runtime"}  # what a warm sandbox is looked for by
 
 
 def test_every_field_is_tried() -> None:
