@@ -343,8 +343,8 @@ class LocalBackend:
         base = record.get("base") if isinstance(record.get("base"), int) and not self.standing.rootless else None
         inits = {other.pid for other in self._boxes.values()}
         await children.reap_orphans(children.in_group(self.groups.path(box), base), others=inits)
-        for engine in self._engines:
-            _remove(self.paths.state(engine, box))
+        for state in self._states(box):
+            _remove(state)
         if living is None:
             await self.links.detach(box)
         await group.remove()
@@ -355,6 +355,10 @@ class LocalBackend:
             self.ids.release(box, base)
         self._verify(box, keep_disk)
 
+    def _states(self, box: str) -> list[Path]:
+        """What engines have written of it; of most there is nothing."""
+        return [self.paths.state(engine, box) for engine in self._engines if self.paths.has_state(engine, box)]
+
     def _recorded(self, record: LocalRecord) -> list[tuple[int, str | None]]:
         """The sandbox's first process, from our record, the engine's or the launcher's. Where there are control groups nothing
         is left of it by now; each is looked at before it counts, because its number may have come to mean another one."""
@@ -362,9 +366,9 @@ class LocalBackend:
         found: list[tuple[int, str | None]] = (
             [(int(record["pid"]), str(record.get("started")))] if "pid" in record else []
         )
-        for engine in self._engines:
+        for state in self._states(box):
             with suppress(OSError, ValueError, KeyError, TypeError):
-                pid, since = _engine_state(self.paths.state(engine, box))
+                pid, since = _engine_state(state)
                 started = children.start_time(pid)
                 if started and started.endswith(f"/{since}"):
                     found.append((pid, started))
@@ -389,7 +393,7 @@ class LocalBackend:
             await asyncio.sleep(0.002)
 
     def _verify(self, box: str, keep_disk: bool) -> None:
-        places = [self.paths.run(box), *(self.paths.state(engine, box) for engine in self._engines)]
+        places = [self.paths.run(box), *self._states(box)]
         if not keep_disk:
             places.append(self.paths.box(box))
         left = [str(place) for place in places if place.exists()]

@@ -26,9 +26,15 @@ def system(name: str) -> str | None:
     return shutil.which(name, path=os.environ.get("PATH", "") + os.pathsep + _SYSTEM)
 
 
+_found: dict[str, Path] = {}  # asked for often in each create, so looked for again only when it is gone
+
+
 def _ours(name: str, crate: str) -> Path:
+    if (known := _found.get(name)) is not None and os.path.isfile(known):
+        return known
     for candidate in (_PACKAGE / "_bin" / name, _CHECKOUT / crate / "target" / "release" / name):
         if candidate.is_file():
+            _found[name] = candidate
             return candidate
     raise Unsupported(
         f"{name} is not there", hint="run `make setup`, or install the atoll package for this architecture"

@@ -26,6 +26,7 @@ class Paths:
         self.boxes = self.home / "boxes"
         self.disks = self.home / "disks"
         self.engine = self.home / "engine"
+        self._engine = str(self.engine)
         self.probes = self.home / "probes.json"
         self.memories = self.home / "memories"
 
@@ -57,6 +58,9 @@ class Paths:
 
     def state(self, engine: str, box: str) -> Path:
         return self.engine / engine / check_id(box)
+
+    def has_state(self, engine: str, box: str) -> bool:
+        return os.path.lexists(f"{self._engine}/{engine}/{check_id(box)}")
 
     def stage(self) -> str:
         """A directory that anybody can reach and that holds nothing of ours: launchers cover it in their own mount namespace."""

@@ -7,6 +7,7 @@ that.
 """
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -22,6 +23,8 @@ TOP = "atoll"
 PERIOD_US = 100_000
 _CONTROLLERS = ("cpu", "memory", "pids")
 _SHOWN = (*_CONTROLLERS, "cpuacct", "cpuset")  # all that Java wants to see before it believes one of them
+# The group is being removed; a threaded group has no list of processes.
+_GONE = (errno.ENODEV, errno.EOPNOTSUPP)
 SPARE_PIDS = 8  # the agent and its shims, which the user did not ask for
 
 
@@ -88,6 +91,39 @@ class Hierarchies:
             found[self.unified] = None
         return list(found)
 
+    def places(self) -> "Places":
+        """Where the groups of sandboxes are, worked out once: what is done for each of them only joins strings."""
+        mounts = {mount: str(self.top(mount)) for mount in self.mounts()}
+        unified = mounts[self.unified] if self.unified else None
+        shown: dict[str, list[str]] = {}
+        for name in _SHOWN:
+            if mount := self.v1.get(name):
+                shown.setdefault(mounts[mount], []).append(name)
+        if not shown and unified:
+            shown[unified] = []
+        return Places(
+            {name: mounts[mount] for name, mount in self.v1.items()},
+            unified,
+            tuple(mounts.values()),
+            {",".join(names): top for top, names in shown.items()},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The directories below which groups are made."""
+
+    v1: Mapping[str, str]  # by controller
+    unified: str | None
+    all: tuple[str, ...]
+    shown: Mapping[str, str]  # by the name that programs inside see, which v2 has none of
+
+    def of(self, controller: str) -> str | None:
+        return self.v1.get(controller) or self.unified
+
+    def is_v2(self, controller: str) -> bool:
+        return controller not in self.v1
+
 
 class Groups:
     """The groups of one home: /atoll/<mark>/<id> in every hierarchy."""
@@ -97,6 +133,8 @@ class Groups:
         self.rootless = rootless
         found = hierarchies or Hierarchies.detect()
         self.hierarchies = found.delegated() if rootless else found
+        self._places = self.hierarchies.places()
+        self._made_in: list[str] | None = None
 
     def path(self, box: str) -> str:
         """As the engine wants it: absolute, the same in all hierarchies."""
@@ -123,14 +161,17 @@ class Groups:
 
     def create(self, box: str) -> "Group":
         group = self.open(box)
-        for mount in self._used():
-            directory = self.hierarchies.top(mount) / TOP / self.mark / box
-            directory.mkdir(exist_ok=True)
-            directory.chmod(0o755)  # programs inside read their own; to others the directories above are closed
+        if self._made_in is None:
+            self._made_in = [str(self.hierarchies.top(mount)) for mount in self._used()]
+        for top in self._made_in:
+            directory = f"{top}/{TOP}/{self.mark}/{box}"
+            with suppress(FileExistsError):
+                os.mkdir(directory)
+            os.chmod(directory, 0o755)  # programs inside read their own; to others the directories above are closed
         return group
 
     def open(self, box: str) -> "Group":
-        return Group(box, self.hierarchies, f"{TOP}/{self.mark}/{box}")
+        return Group(box, self._places, f"{TOP}/{self.mark}/{box}")
 
     def remove_empty(self) -> None:
         """Take this home's parents away if no sandbox is left in them; the kernel refuses if one is. /atoll itself stays:
@@ -165,9 +206,9 @@ class Groups:
 class Group:
     """One sandbox's group in all hierarchies."""
 
-    def __init__(self, box: str, hierarchies: Hierarchies, path: str) -> None:
+    def __init__(self, box: str, places: Places, path: str) -> None:
         self.box = box
-        self._hierarchies = hierarchies
+        self._places = places
         self._path = path
 
     # Limits
@@ -186,37 +227,31 @@ class Group:
         """The controllers by which this host holds limits for the group."""
         v1 = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
         v2 = {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"}
-        files = {name: (v2 if self._hierarchies.is_v2(name) else v1)[name] for name in _CONTROLLERS}
-        return {name for name, file in files.items() if (top := self._of(name)) and (top / file).exists()}
+        files = {name: (v2 if self._places.is_v2(name) else v1)[name] for name in _CONTROLLERS}
+        return {name for name, file in files.items() if (top := self._of(name)) and os.path.exists(f"{top}/{file}")}
 
     def shown(self) -> dict[str, str]:
         """Groups that programs inside may read, by the name of their directory below /sys/fs/cgroup: v1's, or else the one of v2,
         which has no name there."""
-        names: dict[Path, list[str]] = {}
-        for name in _SHOWN:
-            if mount := self._hierarchies.v1.get(name):
-                names.setdefault(mount, []).append(name)
-        if not names and self._hierarchies.unified:
-            names[self._hierarchies.unified] = []
-        groups = {",".join(found): self._hierarchies.top(mount) / self._path for mount, found in names.items()}
-        return {name: str(group) for name, group in groups.items() if group.is_dir()}
+        groups = {name: f"{top}/{self._path}" for name, top in self._places.shown.items()}
+        return {name: group for name, group in groups.items() if os.path.isdir(group)}
 
     def _set_cpu(self, cpus: float) -> bool:
         quota = max(1000, int(cpus * PERIOD_US))
-        if self._hierarchies.is_v2("cpu"):
+        if self._places.is_v2("cpu"):
             return self._set("cpu", "", "cpu.max", f"{quota} {PERIOD_US}")
         period = self._set("cpu", "cpu.cfs_period_us", "", str(PERIOD_US))
         return period and self._set("cpu", "cpu.cfs_quota_us", "", str(quota))
 
     def _set_memory(self, size: int) -> bool:
-        if self._hierarchies.is_v2("memory"):
+        if self._places.is_v2("memory"):
             held = self._set("memory", "", "memory.max", str(size))
             self._set("memory", "", "memory.swap.max", "0")
             return held
         # Growing: memory and swap together must stay the larger one at every step.
         names = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"]
         directory = self._of("memory")
-        if directory and size > int(_read(directory / names[0]) or 0):
+        if directory and size > int(_read(f"{directory}/{names[0]}") or 0):
             names.reverse()
         done = {name: self._set("memory", name, "", str(size)) for name in names}
         self._set("memory", "memory.swappiness", "", "0")
@@ -224,17 +259,20 @@ class Group:
 
     def _set(self, controller: str, v1: str, v2: str, value: str) -> bool:
         directory = self._of(controller)
-        name = v2 if self._hierarchies.is_v2(controller) else v1
-        if directory is None or not (directory / name).exists():
+        name = v2 if self._places.is_v2(controller) else v1
+        if directory is None:
             return False
-        _write(directory / name, value)
+        try:
+            _write(f"{directory}/{name}", value)
+        except FileNotFoundError:
+            return False
         return True
 
     # Life and death
 
     def doors(self) -> list[str]:
         """The files by which a process enters, in every hierarchy."""
-        return [str(directory / "cgroup.procs") for directory in self._directories()]
+        return [f"{directory}/cgroup.procs" for directory in self._directories()]
 
     async def kill(self, timeout: float = 30.0) -> None:
         """Kill everything inside and return when it is empty."""
@@ -253,35 +291,34 @@ class Group:
     def send_kill(self) -> None:
         """Kill everything inside, once and without waiting, where the kernel can."""
         for directory in self._directories():
-            if (directory / "cgroup.kill").exists():
-                with suppress(OSError):
-                    _write(directory / "cgroup.kill", "1")
+            with suppress(OSError):  # v1 has no such file
+                _write(f"{directory}/cgroup.kill", "1")
 
     def is_empty(self) -> bool:
         """Whether nothing is left inside. Whoever entered is in the unified group too, where there is one, and that knows it at once."""
         unified = self._unified()
-        events = _read(unified / "cgroup.events") if unified is not None else ""
+        events = _read(f"{unified}/cgroup.events") if unified is not None else ""
         return "populated 0" in events if "populated" in events else not self.pids()
 
     def pids(self) -> list[int]:
         """Processes inside, in any hierarchy, as ids of our own pid namespace."""
         found: set[int] = set()
         for directory in self._directories():
-            for root, _, _ in os.walk(directory):
-                found.update(int(pid) for pid in _read(Path(root) / "cgroup.procs").split())
+            for root in _levels(directory):
+                found.update(int(pid) for pid in _read(f"{root}/cgroup.procs").split())
         return sorted(found - {0})
 
     async def freeze(self, frozen: bool, timeout: float = 30.0) -> None:
         """Stop or continue everything inside; returns when the kernel says it is so."""
         unified = self._unified()
-        if unified is None or not (unified / "cgroup.freeze").exists():
+        if unified is None or not os.path.exists(f"{unified}/cgroup.freeze"):
             raise Unsupported(
                 "this host cannot freeze a sandbox",
                 hint="it needs cgroup v2, beside v1 is enough; for an ordinary user delegated, see `atoll doctor`",
             )
-        _write(unified / "cgroup.freeze", str(int(frozen)))
+        _write(f"{unified}/cgroup.freeze", str(int(frozen)))
         deadline = time.monotonic() + timeout
-        while f"frozen {int(frozen)}" not in _read(unified / "cgroup.events"):
+        while f"frozen {int(frozen)}" not in _read(f"{unified}/cgroup.events"):
             if time.monotonic() > deadline:
                 raise Internal(f"sandbox {self.box} does not {'freeze' if frozen else 'thaw'}")
             await asyncio.sleep(0.002)
@@ -291,9 +328,7 @@ class Group:
         deadline = time.monotonic() + timeout
         while left := [directory for directory in self._directories() if not _remove_tree(directory)]:
             if time.monotonic() > deadline:
-                raise Internal(
-                    f"control groups of sandbox {self.box} stay", details={"left": [str(path) for path in left]}
-                )
+                raise Internal(f"control groups of sandbox {self.box} stay", details={"left": left})
             await asyncio.sleep(0.005)
 
     # Counters
@@ -303,54 +338,62 @@ class Group:
         directory = self._of("memory")
         if directory is None:
             return None
-        if self._hierarchies.is_v2("memory"):
-            return _counter(directory / "memory.events", "oom_kill")
-        found = [_counter(Path(root) / "memory.oom_control", "oom_kill") for root, _, _ in os.walk(directory)]
+        if self._places.is_v2("memory"):
+            return _counter(f"{directory}/memory.events", "oom_kill")
+        found = [_counter(f"{root}/memory.oom_control", "oom_kill") for root in _levels(directory)]
         return sum(count or 0 for count in found) if found else None
 
     def memory(self) -> tuple[int | None, int | None]:
         """Bytes now and at most; page cache included."""
-        v2 = self._hierarchies.is_v2("memory")
+        v2 = self._places.is_v2("memory")
         now = self._number("memory", "memory.current" if v2 else "memory.usage_in_bytes")
         return now, self._number("memory", "memory.peak" if v2 else "memory.max_usage_in_bytes")
 
-    def memory_files(self) -> list[Path]:
+    def memory_files(self) -> list[str]:
         """Return the files that say how much memory is used, and how much of it is pages of files; empty where none is counted."""
-        usage = "memory.current" if self._hierarchies.is_v2("memory") else "memory.usage_in_bytes"
+        usage = "memory.current" if self._places.is_v2("memory") else "memory.usage_in_bytes"
         directory = self._of("memory")
-        found = [directory / usage, directory / "memory.stat"] if directory is not None else []
-        return found if all(path.exists() for path in found) else []
+        found = [f"{directory}/{usage}", f"{directory}/memory.stat"] if directory is not None else []
+        return found if all(os.path.exists(path) for path in found) else []
 
     def cpu_us(self) -> int | None:
-        if "cpuacct" in self._hierarchies.v1:
+        if "cpuacct" in self._places.v1:
             total = self._number("cpuacct", "cpuacct.usage")
             return None if total is None else total // 1000
         directory = self._of("cpu")
-        return _counter(directory / "cpu.stat", "usage_usec") if directory else None
+        return _counter(f"{directory}/cpu.stat", "usage_usec") if directory else None
 
     def count(self) -> int | None:
         return self._number("pids", "pids.current")
 
     def _number(self, controller: str, name: str) -> int | None:
         directory = self._of(controller)
-        text = _read(directory / name).strip() if directory else ""
+        text = _read(f"{directory}/{name}").strip() if directory else ""
         return int(text) if text.isdigit() else None
 
     # Directories
 
-    def _of(self, controller: str) -> Path | None:
-        mount = self._hierarchies.v1.get(controller) or self._hierarchies.unified
-        return self._hierarchies.top(mount) / self._path if mount else None
+    def _of(self, controller: str) -> str | None:
+        top = self._places.of(controller)
+        return f"{top}/{self._path}" if top else None
 
-    def _unified(self) -> Path | None:
-        mount = self._hierarchies.unified
-        return self._hierarchies.top(mount) / self._path if mount else None
+    def _unified(self) -> str | None:
+        return f"{self._places.unified}/{self._path}" if self._places.unified else None
 
-    def _directories(self) -> Iterator[Path]:
-        for mount in self._hierarchies.mounts():
-            directory = self._hierarchies.top(mount) / self._path
-            if directory.is_dir():
+    def _directories(self) -> Iterator[str]:
+        for top in self._places.all:
+            directory = f"{top}/{self._path}"
+            if os.path.isdir(directory):
                 yield directory
+
+
+def _levels(directory: str) -> list[str]:
+    """A group and those below it, outer ones first; none if it is gone. How many are below is told by its links."""
+    try:
+        plain = os.stat(directory).st_nlink == 2
+    except FileNotFoundError:
+        return []
+    return [directory] if plain else [root for root, _, _ in os.walk(directory)]
 
 
 def _is_ours(directory: Path) -> bool:
@@ -386,9 +429,9 @@ def _step_aside(top: Path) -> None:
         _write(top / "atoll-daemon" / "cgroup.procs", "0")
 
 
-def _remove_tree(directory: Path) -> bool:
+def _remove_tree(directory: str) -> bool:
     """Children first; true when it is gone. A sandbox cannot make groups, but an engine might."""
-    for root, _, _ in os.walk(directory, topdown=False):
+    for root in reversed(_levels(directory)):
         try:
             os.rmdir(root)
         except FileNotFoundError:
@@ -406,28 +449,36 @@ def _all_pids() -> int:
     )
 
 
-def _read(path: Path) -> str:
+def _read(path: str | Path) -> str:
     try:
-        return path.read_text()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
-        if error.errno in (
-            19,
-            95,
-        ):  # ENODEV: the group is being removed; EOPNOTSUPP: a threaded group has no process list
+        if error.errno in _GONE:
             return ""
         raise
+    try:
+        parts = []
+        while part := os.read(fd, 65536):
+            parts.append(part)
+        return b"".join(parts).decode()
+    except OSError as error:
+        if error.errno in _GONE:
+            return ""
+        raise
+    finally:
+        os.close(fd)
 
 
-def _counter(path: Path, key: str) -> int | None:
+def _counter(path: str, key: str) -> int | None:
     for line in _read(path).splitlines():
         if line.startswith(f"{key} "):
             return int(line.split()[1])
     return None
 
 
-def _write(path: Path, value: str) -> None:
+def _write(path: str | Path, value: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never creates
     try:
         os.write(fd, value.encode())
