@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lab.functions import FunctionLab
+from lab.sandboxes import RUNTIMES
 
 FETCH = """
 import socket, sys, urllib.request as u
@@ -53,12 +54,13 @@ def fetch(fn: FunctionLab, sandbox: str, url: str) -> str:
     return str(answer["stdout"]).strip()
 
 
+@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_iii_Q22_D2_only_named_ports_of_the_machine_answer(
-    own_fn: FunctionLab, services: tuple[Service, Service]
+    own_fn: FunctionLab, services: tuple[Service, Service], runtime: str
 ) -> None:
     """Reach a service whose URL the boot environment names and whose port the operator opened, and no other one."""
     fn = own_fn
-    fn.configure(host_ports=[services[0].port])
+    fn.configure(host_ports=[services[0].port], isolation=runtime)
     if not fn.ask("GET", "/v1/egress")[1]["works"]:
         pytest.skip("egress does not work here")
     named, hidden = services
@@ -105,8 +107,13 @@ def test_iii_run_with_network_uses_the_rewritten_environment(
     assert done["stdout"] == "named\n", done
 
 
-def test_iii_text_in_a_value_opens_no_port_of_the_machine(fn: FunctionLab, services: tuple[Service, Service]) -> None:
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_iii_text_in_a_value_opens_no_port_of_the_machine(
+    own_fn: FunctionLab, services: tuple[Service, Service], runtime: str
+) -> None:
     """F2-M2: without the operator's list no URL opens a port, and text that mentions one never does."""
+    fn = own_fn
+    fn.configure(isolation=runtime)
     if not fn.ask("GET", "/v1/egress")[1]["works"]:
         pytest.skip("egress does not work here")
     url = f"http://localhost:{services[0].port}/"
