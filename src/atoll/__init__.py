@@ -9,13 +9,19 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from . import errors as errors
+    from .client._async.interpreter import AsyncInterpreter
     from .client._async.sandbox import AsyncCommand, AsyncSandbox
     from .client._async.shells import AsyncShell
     from .client._async.terminals import AsyncPty
+    from .client._sync.interpreter import Interpreter
     from .client._sync.sandbox import Command, Sandbox
     from .client._sync.shells import Shell
     from .client._sync.terminals import Pty
     from .client.results import (
+        CellError,
+        CellOutcome,
+        CellResult,
+        CodeContext,
         CommandInfo,
         Event,
         ExecResult,
@@ -41,6 +47,12 @@ _HOMES = {
     "AsyncPty": ".client._async.terminals",
     "Shell": ".client._sync.shells",
     "AsyncShell": ".client._async.shells",
+    "Interpreter": ".client._sync.interpreter",
+    "AsyncInterpreter": ".client._async.interpreter",
+    "CellError": ".client.results",
+    "CellOutcome": ".client.results",
+    "CellResult": ".client.results",
+    "CodeContext": ".client.results",
     "CommandInfo": ".client.results",
     "ShellInfo": ".client.results",
     "Event": ".client.results",
@@ -59,16 +71,22 @@ _HOMES = {
 
 __all__ = [
     "AsyncCommand",
+    "AsyncInterpreter",
     "AsyncPty",
     "AsyncSandbox",
     "AsyncSandboxClient",
     "AsyncShell",
     "AtollError",
+    "CellError",
+    "CellOutcome",
+    "CellResult",
+    "CodeContext",
     "Command",
     "CommandInfo",
     "Event",
     "ExecResult",
     "FileInfo",
+    "Interpreter",
     "Output",
     "ProcessInfo",
     "Pty",

@@ -306,6 +306,17 @@ OWN = (
         ),
     ),
     Verb(
+        "interpreter", "interpreter:interpreter", "[SANDBOX]",
+        "Run cells of code in Jupyter kernels, and show charts; without a sandbox, in a new one that is gone afterwards.",
+        (
+            Flag("lang", "LANG", "python (default), javascript, typescript or bash", default="python"),
+            Flag("command", "CODE", "run this cell and return; without, lines are read", short="c"),
+            Flag("timeout", "SECONDS", "interrupt a cell after so long (300)", kind="number"),
+            Flag("save", "DIRECTORY", "save images there, also where the terminal could show them"),
+        ),
+        ("atoll interpreter", "atoll interpreter -c '1 + 1'", "atoll interpreter notes < cells.py"),
+    ),
+    Verb(
         "cp", "copy:copy", "SRC DST", "Copy files and trees; REF:/path is in a sandbox, - is standard input or output.",
         (AS_USER,),
         ("atoll cp data.csv build:/workspace/", "atoll cp build:/workspace/out ./out", "atoll cp build:/etc/hosts -"),

@@ -27,6 +27,7 @@ MAX_STDIN = 32 * 1024 * 1024  # bytes, as in the model
 PLAIN_STDIN = 1024 * 1024  # longer text goes as base64: its length in JSON depends on what it is
 ANSWER_TIMEOUT = 300.0  # for calls that carry no time limit of their own
 GRACE = 15.0  # beyond a command's own timeout, before the answer counts as lost
+KERNEL = 180.0  # seconds in which an interpreter has to start
 APPROVAL = (
     300.0  # a command may wait so long for a person before it starts; a daemon that is gone is noticed at once anyway
 )
@@ -305,6 +306,42 @@ def run_in_shell(
 
 def close_shell(ref: str, shell: str) -> Call:
     return Call("DELETE", shell_path(ref, shell), repeatable=True)
+
+
+# The code interpreter
+
+
+def run_cell(
+    ref: str,
+    code: str,
+    language: str | None = None,
+    context: str | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float | None = DEFAULT_TIMEOUT,
+    output_limit: int | None = None,
+    *,
+    frames: bool = False,
+) -> Call:
+    """A cell. The first one of a sandbox may have to wait for the interpreter to start."""
+    fields: dict[str, object] = {"code": code, "language": language, "context": context}
+    fields |= {"env": dict(env) if env else None, "timeout_ms": milliseconds(timeout), "output_limit": output_limit}
+    call = post(sandbox_path(ref, "interpreter"), fields)
+    call.timeout = None if timeout is None else timeout + KERNEL + GRACE
+    if frames:
+        call.headers = (*call.headers, ("Accept", FRAMES))
+    return call
+
+
+def create_context(ref: str, language: str, cwd: str | None) -> Call:
+    call = post(sandbox_path(ref, "contexts"), {"language": language, "cwd": cwd})
+    call.timeout = KERNEL + GRACE
+    return call
+
+
+def context_path(ref: str, context: str, *rest: str) -> str:
+    if not isinstance(context, str) or not context.isalnum():
+        raise InvalidArgument(f"{context!r:.80} is not a context's id")
+    return sandbox_path(ref, "contexts", context, *rest)
 
 
 # Snapshots, sub-agents, approvals

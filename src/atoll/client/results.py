@@ -207,6 +207,82 @@ class ShellInfo(Value):
         self.started_at: float = wire.get("started_at") or 0
 
 
+class CodeContext(Value):
+    """A context of the code interpreter: its variables stay from cell to cell."""
+
+    __slots__ = ("cwd", "id", "language", "wire")
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        self.wire = wire
+        self.id: str = wire.get("id") or ""
+        self.language: str = wire.get("language") or ""
+        self.cwd: str = wire.get("cwd") or ""
+
+
+class CellResult(Value):
+    """A value that a cell returned or displayed, in every form it has; None where it has none. Images are base64."""
+
+    __slots__ = (
+        "chart", "data", "extra", "html", "is_main_result", "javascript", "jpeg", "json", "latex", "markdown", "pdf",
+        "png", "svg", "text", "wire",
+    )  # fmt: skip
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        self.wire = wire
+        self.is_main_result = bool(wire.get("is_main_result"))
+        self.text: str | None = wire.get("text")
+        self.html: str | None = wire.get("html")
+        self.markdown: str | None = wire.get("markdown")
+        self.svg: str | None = wire.get("svg")
+        self.png: str | None = wire.get("png")
+        self.jpeg: str | None = wire.get("jpeg")
+        self.pdf: str | None = wire.get("pdf")
+        self.latex: str | None = wire.get("latex")
+        self.javascript: str | None = wire.get("javascript")
+        self.json: Any = wire.get("json")
+        self.data: Any = wire.get("data")  # the columns of a data frame
+        self.chart: Any = wire.get("chart")  # what a figure shows, as numbers and words
+        self.extra: Mapping[str, Any] = wire.get("extra") or {}  # other types, by name
+
+    @property
+    def formats(self) -> list[str]:
+        """The names of the forms it has."""
+        return [name for name in self.__slots__ if name not in ("is_main_result", "wire") and getattr(self, name)]
+
+
+class CellError(Value):
+    """How a cell failed."""
+
+    __slots__ = ("name", "traceback", "value", "wire")
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        self.wire = wire
+        self.name: str = wire.get("name") or ""
+        self.value: str = wire.get("value") or ""
+        self.traceback: str = wire.get("traceback") or ""
+
+
+class CellOutcome(Value):
+    """What came of a cell. `truncated`: it showed more than the limit, and the rest was dropped."""
+
+    __slots__ = ("error", "execution_count", "results", "stderr", "stdout", "timed_out", "truncated", "wire")
+
+    def __init__(self, wire: Mapping[str, Any]) -> None:
+        self.wire = wire
+        self.execution_count: int | None = wire.get("execution_count")
+        self.results = [CellResult(one) for one in wire.get("results") or ()]
+        self.stdout: str = wire.get("stdout") or ""
+        self.stderr: str = wire.get("stderr") or ""
+        self.error = CellError(wire["error"]) if wire.get("error") else None
+        self.truncated = bool(wire.get("truncated"))
+        self.timed_out = bool(wire.get("timed_out"))
+
+    @property
+    def text(self) -> str | None:
+        """The cell's value as text; None when it has none."""
+        return next((one.text for one in self.results if one.is_main_result), None)
+
+
 class SandboxInfo(Value):
     """A sandbox as the daemon knows it."""
 

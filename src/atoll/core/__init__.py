@@ -27,6 +27,7 @@ from atoll.core.files.exposures import Exposures
 from atoll.core.files.ports import Ports
 from atoll.core.files.verbs import Files
 from atoll.core.interpreter.serving import Interpreters
+from atoll.core.interpreter.verbs import Interpreter
 from atoll.core.policy.hosts import Hosts
 from atoll.core.policy.image_verbs import ImageVerbs
 from atoll.core.policy.images import Images
@@ -82,6 +83,7 @@ class Core:
         self.files = Files(self.sandboxes, self.history, gate)
         self.ports = Ports(self.sandboxes)
         self.interpreters = Interpreters(self.sandboxes, self.ports, self.secrets, self.history)
+        self.interpreter = Interpreter(self.sandboxes, self.ports, self.interpreters)
         self.hosts = Hosts(self.sandboxes, self.store, self.history, self.network)
         self.exposures = Exposures(self.sandboxes, self.store, self.history, self.keeper)
         self.connections = Connections(self.approvals, self.sandboxes, self.store, self.network)

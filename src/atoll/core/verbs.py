@@ -108,6 +108,12 @@ _ROWS = (
     Verb("shells.close", None, model.ShellInfo, writes=True, repeatable=True, through=("commands.kill",)),
     _ending("shells.interrupt", None, model.ShellInfo, "shell"),
     _reading("shells.list"),
+    # The code interpreter
+    _writing("interpreter.run", model.RunCell, model.CellOutcome, "code", "language"),
+    _reading("interpreter.contexts"),
+    _writing("interpreter.create_context", model.NewContext, model.ContextInfo, "language", "cwd"),
+    _writing("interpreter.restart_context", None, None, "context", repeatable=True),
+    _ending("interpreter.remove_context", None, None, "context", repeatable=True),
     # History
     _reading("history.transcript"),
     _reading("history.events"),

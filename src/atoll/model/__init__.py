@@ -8,6 +8,7 @@ from atoll.model.coding import *  # noqa: F403
 from atoll.model.commands import *  # noqa: F403
 from atoll.model.fields import *  # noqa: F403
 from atoll.model.files import *  # noqa: F403
+from atoll.model.interpreter import *  # noqa: F403
 from atoll.model.keys import *  # noqa: F403
 from atoll.model.network import *  # noqa: F403
 from atoll.model.sandboxes import *  # noqa: F403

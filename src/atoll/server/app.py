@@ -25,6 +25,7 @@ from atoll.surfaces.rest import (
     files,
     history,
     images,
+    interpreter,
     keys,
     memory,
     metrics,
@@ -38,7 +39,8 @@ from atoll.surfaces.rest import (
 __all__ = ["MODULES", "PATHS", "ROUTES", "RestApp"]
 
 MODULES = (
-    approvals, audit, commands, daemon, files, history, images, keys, memory, metrics, network, sandboxes, shells, volumes, workspaces,
+    approvals, audit, commands, daemon, files, history, images, interpreter, keys, memory, metrics, network, sandboxes, shells,
+    volumes, workspaces,
     agentkernel_routes, e2b_routes, function_routes, mcp_routes,
 )  # fmt: skip
 NAMED = (
@@ -83,7 +85,7 @@ class RestApp:
         pattern = list(parts)
         if len(parts) > 2 and parts[1] in NAMED:
             pattern[2] = "*"
-            if len(parts) > 4 and parts[3] in ("commands", "shells", "ports", "exposures"):
+            if len(parts) > 4 and parts[3] in ("commands", "contexts", "shells", "ports", "exposures"):
                 pattern[4] = "*"
         name = "/".join(pattern)
         found = ROUTES.get((method, name))

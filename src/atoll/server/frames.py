@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 
 from atoll import errors, model
-from atoll.model import Chunk, ExecResult, Gap, SandboxInfo, SessionInfo, Started
+from atoll.model import CellOutcome, Chunk, ExecResult, Gap, SandboxInfo, SessionInfo, Started
 from atoll.server.request import Exchange, internal, wire
 
 KEEPALIVE, STDOUT, STDERR, EVENT, RESULT, ERROR = range(6)
 CONTENT_TYPE = "application/x-atoll-frames"
 QUIET = 20.0  # seconds of silence after which a keepalive is sent
 
-Item = Started | Chunk | Gap | ExecResult | SandboxInfo | SessionInfo | Mapping[str, object]
+Item = Started | Chunk | Gap | CellOutcome | ExecResult | SandboxInfo | SessionInfo | Mapping[str, object]
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -65,7 +65,7 @@ async def _write(exchange: Exchange, item: Item) -> None:
         await exchange.write(frame(EVENT, model.encode({"started": item})))
     elif isinstance(item, Gap):
         await exchange.write(frame(EVENT, model.encode({"gap": item})))
-    elif isinstance(item, ExecResult | SandboxInfo | SessionInfo):
+    elif isinstance(item, CellOutcome | ExecResult | SandboxInfo | SessionInfo):
         await exchange.write(frame(RESULT, model.encode(item)))
     else:
         await exchange.write(frame(EVENT, model.encode(item)))

@@ -19,6 +19,7 @@ from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .driver import AsyncLink, Lock, ask_id
 from .files import AsyncFiles
+from .interpreter import AsyncInterpreters
 from .shells import AsyncShells
 from .terminals import AsyncTerminals, read_values
 from .tunnel import AsyncTunnel, open_tunnel
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ..wire import EventWire, ExposedWire, TranscriptWire
 
 
-class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncTerminals):
+class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncInterpreters, AsyncTerminals):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(

@@ -20,6 +20,7 @@ from ..options import CreateOptions, StartOptions, check_create
 from ..results import CommandInfo, Event, ExecResult, Output, ProcessInfo, SandboxInfo, Started
 from .driver import Link, Lock, ask_id
 from .files import Files
+from .interpreter import Interpreters
 from .shells import Shells
 from .terminals import Terminals, read_values
 from .tunnel import Tunnel, open_tunnel
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ..wire import EventWire, ExposedWire, TranscriptWire
 
 
-class Sandbox(Workspaces, Shells, Terminals):
+class Sandbox(Workspaces, Shells, Interpreters, Terminals):
     """One sandbox. As a context manager it is created on entering and destroyed on leaving."""
 
     def __init__(

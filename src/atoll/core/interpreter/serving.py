@@ -53,6 +53,10 @@ class Interpreters:
         live = await self._sandboxes.wake(who, ref)
         if live.spec.image != INTERPRETER:
             raise errors.FailedPrecondition(UNPREPARED, hint=f"create one from the image {INTERPRETER}")
+        if live.spec.require_approval:  # no rule looks at cells
+            raise errors.Unsupported(
+                "a sandbox with approval rules has no interpreter", hint="run the code with `run`, which the rules hold"
+            )
         standing = self._standing.setdefault(live, Standing())
         wanted = {**live.spec.env, **(env or {})}
         async with standing.lock:

@@ -14,6 +14,7 @@ from atoll.core import Core
 from atoll.core.access.audited_verbs import SOURCE
 from atoll.core.access.credentials import Doorkeeper
 from atoll.core.access.principals import Principal
+from atoll.core.policy.images import INTERPRETER
 from atoll.model import Chunk, CreateSandbox, ExecResult, ObtainSession, convert
 from atoll.server.request import internal
 from atoll.surfaces.mcp import content
@@ -50,6 +51,7 @@ class Client:
         self.settings = settings
         self.name = ""
         self.session: str | None = None
+        self.interpreter: str | None = None  # its sandbox with an interpreter
         self.replaced: dict[str, str] | None = None  # what became of the default session before this one
         self._keeper = keeper
         self._lock = asyncio.Lock()
@@ -98,6 +100,20 @@ class Client:
                 self.replaced = {"reason": found.replaced.reason, "lost": found.replaced.lost}
             return self.session
 
+    async def interpreter_sandbox(self) -> str:
+        """Return the sandbox that cells run in: this client's own; a new one when it has ended."""
+        async with self._lock:
+            if self.interpreter is not None:
+                try:
+                    found = await self.core.sandboxes.get(self.who, self.interpreter)
+                    if found.state not in ("ending", "ended"):
+                        return self.interpreter
+                except errors.NotFound:
+                    pass
+            spec = CreateSandbox(image=INTERPRETER, runtime=self.settings.runtime)
+            self.interpreter = (await self.core.sandboxes.create(self.who, spec)).id
+            return self.interpreter
+
     def _lost(self, refusal: errors.AtollError) -> None:
         self.on_lost()
         self._ending = asyncio.ensure_future(self.close())
@@ -112,13 +128,15 @@ class Client:
             await asyncio.wait(set(self._calls), timeout=30)
         async with self._lock:
             session, self.session = self.session, None
-        if session is None or self.settings.tenant:
-            return
-        try:
-            await self.core.sandboxes.destroy(self.who, session)
-        except errors.AtollError as error:
-            if not isinstance(error, errors.NotFound | errors.SandboxGone):
-                log.warning("session %s of a client that left is not gone yet: %s", session, error)
+            interpreter, self.interpreter = self.interpreter, None
+        for mine in (None if self.settings.tenant else session, interpreter):
+            if mine is None:
+                continue
+            try:
+                await self.core.sandboxes.destroy(self.who, mine)
+            except errors.AtollError as error:
+                if not isinstance(error, errors.NotFound | errors.SandboxGone):
+                    log.warning("session %s of a client that left is not gone yet: %s", mine, error)
 
 
 @dataclass(frozen=True, slots=True)

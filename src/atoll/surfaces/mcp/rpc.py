@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from atoll.surfaces.mcp import hello, k8e, named, shells, terminals  # noqa: F401  # they fill the table of handlers
+from atoll.surfaces.mcp import hello, interpreter, k8e, named, shells, terminals  # noqa: F401  # they fill the table of handlers
 from atoll.surfaces.mcp.client import BadArguments, Client
 from atoll.surfaces.mcp.progress import Report
 from atoll.surfaces.mcp.tools import listed

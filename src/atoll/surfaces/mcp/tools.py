@@ -171,6 +171,16 @@ class ReadNamed(Arguments, kw_only=True):
 # atoll's own
 
 
+class UseInterpreter(Arguments, kw_only=True):
+    code: Annotated[str, Meta(min_length=1, description="The cell; the value of its last line is shown")]
+    language: Annotated[
+        Literal["python", "javascript", "typescript", "bash"],
+        Meta(description="Each has variables of its own (python)"),
+    ] = "python"
+    session_id: Session | UnsetType = UNSET
+    timeout: Annotated[int, Meta(ge=1, le=MAX_SECONDS, description="Seconds after which it is interrupted (300)")] = 300
+
+
 class UseShell(Arguments, kw_only=True):
     command: Annotated[str, Meta(min_length=1, description="What to run in the shell")] | UnsetType = UNSET
     shell_id: (
@@ -318,6 +328,11 @@ _AGENTKERNEL = (
     _tool("sandbox_stop", AGENTKERNEL, "End its processes and keep its files.", OneName, repeatable=True),
 )
 _OWN = (
+    _tool(
+        "sandbox_interpreter", ALL,
+        "Run a cell of code in Jupyter: variables stay for the next call; charts and images come back as images. Numpy, pandas and "
+        "matplotlib are there.", UseInterpreter, world=True,
+    ),
     _tool(
         "sandbox_shell", ALL,
         "Run a command in a shell that stays: its directory, environment and variables are kept for the next call with its "

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import queue
 import secrets
 import shutil
 import tempfile
@@ -95,12 +96,25 @@ class Context:
             self.client = self.manager.client()
             self.client.start_channels(stdin=False, hb=False)
             await self.client.wait_for_ready(timeout=READY)
+            await self._await_output()
         except BaseException as error:
             await self.end()
             if isinstance(error, RuntimeError):
                 raise Refused(500, f"the {self.language} kernel did not start: {error}") from None
             raise
         self._readers = [asyncio.create_task(self._read_output()), asyncio.create_task(self._read_replies())]
+
+    async def _await_output(self) -> None:
+        """Wait until what the kernel prints arrives: it answers before its subscription counts, and says nothing twice."""
+        end = asyncio.get_running_loop().time() + READY
+        while asyncio.get_running_loop().time() < end:
+            asked = self.client.kernel_info()
+            with suppress(queue.Empty):
+                while True:
+                    message = await self.client.get_iopub_msg(timeout=0.5)
+                    if message["parent_header"].get("msg_id") == asked:
+                        return
+        raise RuntimeError("its output does not arrive")
 
     async def end(self) -> None:
         """End the kernel and everything that it started in its process group."""
