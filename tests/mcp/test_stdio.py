@@ -92,7 +92,11 @@ def test_a_model_cannot_go_above_the_ceiling(k8e: Any, agentkernel: Any, helpers
 def test_ak_K15_no_tool_grants_a_permission(connect: Callable[..., Any]) -> None:
     """Offer nothing by which a model could approve, lift a limit or open a host."""
     tools = connect("mcp", "--tools", "all").ask("tools/list")["result"]["tools"]
-    assert {tool["name"] for tool in tools} == K8E | AGENTKERNEL | {"sandbox_interpreter", "sandbox_shell", "sandbox_terminal"}
+    assert {tool["name"] for tool in tools} == K8E | AGENTKERNEL | {
+        "sandbox_interpreter",
+        "sandbox_shell",
+        "sandbox_terminal",
+    }
     assert not [tool["name"] for tool in tools if "approve" in tool["name"] or "allow" in tool["name"]]
 
 
