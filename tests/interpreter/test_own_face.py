@@ -113,7 +113,7 @@ async def test_mcp_returns_images_as_images(lab: Lab, notebook: atoll.Sandbox) -
     from mcp.client import Client
     from mcp.client.stdio import stdio_client
 
-    server = StdioServerParameters(command=sys.executable, args=["-m", "atoll", "mcp"], env=lab.env)
+    server = StdioServerParameters(command=sys.executable, args=["-m", "atoll", "mcp", "--tools", "all"], env=lab.env)
     async with Client(stdio_client(server)) as client:
 
         async def use(code: str, **more: Any) -> Any:
