@@ -74,7 +74,7 @@ def test_time_and_size_are_bounded(lab: Lab, notebook: atoll.Sandbox) -> None:
     with pytest.raises(errors.TooLarge):
         interpreter.run("display({'text/plain': 'z' * (40 << 20)}, raw=True)", timeout=LONG, output_limit=64 << 20)
     assert interpreter.run("'on'", timeout=LONG).text == "on"
-    assert not lab.ask("GET", "/v1/accounts")[1].get(f"sandbox {notebook.info().id}", {}).get("memory")
+    assert not lab.ask("GET", "/v1/accounts")[1]["accounts"].get(f"sandbox {notebook.info().id}", {}).get("memory")
 
 
 def test_who_has_no_interpreter_is_told(lab: Lab, runtime: str) -> None:
