@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 
 from atoll.cli.grammar import UsageError
-from atoll.cli.volumes import read_volumes
 from atoll.client import calls
 from atoll.errors import InvalidArgument, PermissionDenied, Unsupported
 from atoll.profiles import NATIVE, SECCOMP, Policy, merge, mode_name, profile_name
 
-from .build import build_project
 from .words import called_agentkernel, image_name, runtime
 
 TYPE_CHECKING = False
@@ -73,7 +71,7 @@ def create_fields(arguments: Arguments, project: Project | None, link: Link) -> 
         "env": env or None,
         "security": {key: value for key, value in keys.items() if key in ("network", "read_only", "seccomp")} or None,
         "mounts": _mounts(policy) or None,
-        "volumes": read_volumes(arguments.values.get("volume") or []) or None,
+        "volumes": _volumes(arguments.values.get("volume")),
         "limits": _limits(arguments, policy, project, link),
         "hosts": _hosts(arguments, policy, project, link),
         "more_hosts": arguments.values.get("allow_host") or None,
@@ -95,6 +93,21 @@ def _own_environment() -> dict[str, str]:
         if key not in skipped and len(key) <= 256:
             found[key] = value
     return found
+
+
+def _volumes(texts: list[str] | None) -> list[dict[str, object]] | None:
+    if not texts:
+        return None
+    from atoll.cli.volumes import read_volumes
+
+    return read_volumes(texts)
+
+
+def _build(arguments: Arguments, project: Project | None) -> str:
+    """Return the digest of the project's own image, built if it is not known."""
+    from .build import build_project  # no other run needs what uploads and builds
+
+    return build_project(arguments, project)
 
 
 def _mounts(policy: Policy) -> list[MountFields]:
@@ -203,7 +216,7 @@ def choose_image(arguments: Arguments, project: Project | None, argv: list[str],
     if arguments.values.get("build"):
         if arguments.image:
             raise InvalidArgument("--build and --image cannot be used together")
-        return build_project(arguments, project), None
+        return _build(arguments, project), None
     if arguments.image:
         return image_name(arguments.image), None
     program = argv[0] if argv else ""
@@ -225,7 +238,7 @@ def _project_image(arguments: Arguments, project: Project, program: str, link: L
         return image_name(base), None
     word = project.get("sandbox", "runtime")
     if word is None and project.data.get("build"):
-        return build_project(arguments, project), None
+        return _build(arguments, project), None
     return None if word is None else (_detect(link, "", runtime=word), program)
 
 
