@@ -26,5 +26,6 @@ pub mod start;
 pub mod sys;
 pub mod users;
 pub mod vm;
+mod vm_net;
 pub mod warm;
 pub mod wire;

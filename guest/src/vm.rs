@@ -1,8 +1,9 @@
 //! The first process of a virtual machine: loads the drivers, puts the sandbox's files in place, and becomes the agent.
 //!
-//! The files come over virtiofs, the boot message from the firmware's configuration, and the agent's channel is a virtio
-//! serial port. The agent dials a socket of this machine; a process beside it carries the bytes between the two. Programs of
-//! the sandbox's root can end that process, and with it only their own way out.
+//! The image is a read-only disk, what the sandbox writes goes to a second one; the boot message comes from the firmware's
+//! configuration, and the agent's channel is a virtio serial port. The agent dials a socket of this machine; a process beside it
+//! carries the bytes between the two. It takes the agent's connection and no other. Programs of the
+//! sandbox's root can end that process, and with it only their own way out.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -13,12 +14,22 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::sys;
+use crate::{sys, vm_net};
 
 const MODULES: &str = "/modules";
 const ORDER: &str = "/modules/order"; // one name a line, as they depend on each other
 const ROOT: &str = "/root";
-const TAG: &str = "root";
+const IMAGE: &str = "/image";
+const DISK: &str = "/disk";
+const GROUPS: &str = "/groups";
+const GROUP: &str = "/groups/sandbox";
+const SELF: &str = "/init";
+/// What is mounted on below the root, beside the kernel's own file systems.
+const PLACES: [&str; 3] = ["workspace", "tmp", ".atoll"];
+/// As a container has them: no disk, no memory, no console.
+const DEVICES: [(&str, u32, u32); 6] =
+    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+const HARMLESS: libc::c_ulong = libc::MS_NOSUID | libc::MS_NODEV;
 const PORT: &str = "atoll";
 const BOOT: &str = "/sys/firmware/qemu_fw_cfg/by_name/opt/atoll/boot/raw";
 const AGENT: &str = "/.atoll/guest";
@@ -37,9 +48,13 @@ pub fn start() -> io::Result<()> {
     let boot = fs::read(BOOT)?;
     let line = fs::read_to_string("/proc/cmdline")?;
     let port = OpenOptions::new().read(true).write(true).open(find_port()?)?;
-    mount(TAG, ROOT, "virtiofs", 0, "")?;
+    place_files(parameter(&line, "atoll.readonly=") == Some("1"))?;
     place_kernel_files(parameter(&line, "atoll.shm=").unwrap_or("64"))?;
     crate::boot::set_hostname(parameter(&line, "atoll.hostname=").unwrap_or("sandbox"));
+    vm_net::start(parameter(&line, "atoll.net="))?;
+    if let Some(most) = parameter(&line, "atoll.pids=") {
+        limit_processes(most)?;
+    }
     let listener = UnixListener::bind(format!("{ROOT}{SOCKET}"))?;
     // SAFETY: this process has one thread.
     if sys::check(unsafe { libc::fork() })? == 0 {
@@ -51,6 +66,66 @@ pub fn start() -> io::Result<()> {
     hand_over(&boot)?;
     give_up_rights(parameter(&line, "atoll.caps=").and_then(|mask| u64::from_str_radix(mask, 16).ok()).unwrap_or(0))?;
     Err(Command::new(AGENT).arg("agent").env_clear().exec())
+}
+
+/// The image with the sandbox's own layer over it, and the workspace, both on the sandbox's disk.
+fn place_files(read_only: bool) -> io::Result<()> {
+    mount(&find_disk("image")?, IMAGE, "erofs", libc::MS_RDONLY | HARMLESS, "")?;
+    mount(&find_disk("disk")?, DISK, "ext4", HARMLESS | libc::MS_NOATIME, "discard")?;
+    for name in ["upper", "work", "workspace"] {
+        fs::create_dir_all(format!("{DISK}/{name}"))?;
+    }
+    let layers = format!("lowerdir={IMAGE},upperdir={DISK}/upper,workdir={DISK}/work,redirect_dir=nofollow");
+    mount("overlay", ROOT, "overlay", HARMLESS | libc::MS_NOATIME, &layers)?;
+    for name in PLACES {
+        plain_directory(&format!("{ROOT}/{name}"))?;
+    }
+    let agent = format!("{ROOT}{AGENT}");
+    if !fs::symlink_metadata(&agent).is_ok_and(|found| found.is_file()) {
+        File::create_new(&agent)?;
+    }
+    mount(SELF, &agent, "", libc::MS_BIND, "")?;
+    mount("", &agent, "", libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | HARMLESS, "")?;
+    mount(&format!("{DISK}/workspace"), &format!("{ROOT}/workspace"), "", libc::MS_BIND, "")?;
+    for name in ["dev", "proc", "sys"] {
+        plain_directory(&format!("{ROOT}/{name}"))?;
+    }
+    if read_only {
+        mount("", ROOT, "", libc::MS_BIND | libc::MS_REMOUNT | libc::MS_RDONLY | HARMLESS, "")?;
+        mount("tmp", &format!("{ROOT}/tmp"), "tmpfs", HARMLESS | libc::MS_NOEXEC, "mode=1777,size=64m")?;
+    }
+    Ok(())
+}
+
+/// A directory to mount on. The tree may be an earlier start's own work: a link in its place is refused.
+fn plain_directory(path: &str) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(io::Error::other(format!("{path} is no directory"))),
+        Err(_) => fs::create_dir(path),
+    }
+}
+
+/// The device of the disk with that serial number.
+fn find_disk(serial: &str) -> io::Result<String> {
+    loop {
+        for entry in fs::read_dir("/sys/block")?.flatten() {
+            let said = fs::read_to_string(entry.path().join("serial")).unwrap_or_default();
+            if said.trim() == serial {
+                return Ok(format!("/dev/{}", entry.file_name().to_string_lossy()));
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// This process and all below it may be so many. Nobody below can reach the group.
+fn limit_processes(most: &str) -> io::Result<()> {
+    mount("groups", GROUPS, "cgroup2", 0, "")?;
+    fs::write(format!("{GROUPS}/cgroup.subtree_control"), "+pids")?;
+    fs::create_dir_all(GROUP)?;
+    fs::write(format!("{GROUP}/pids.max"), most)?;
+    fs::write(format!("{GROUP}/cgroup.procs"), "0")
 }
 
 fn load_modules() -> io::Result<()> {
@@ -101,18 +176,31 @@ fn give_up_rights(kept: u64) -> io::Result<()> {
 
 /// Mount the kernel's file systems below the sandbox's root, with a /dev/shm of so many MiB.
 fn place_kernel_files(shm: &str) -> io::Result<()> {
-    mount("devtmpfs", &format!("{ROOT}/dev"), "devtmpfs", libc::MS_NOSUID, "")?;
+    mount("dev", &format!("{ROOT}/dev"), "tmpfs", libc::MS_NOSUID | libc::MS_NOEXEC, "mode=755,size=256k")?;
+    for (name, major, minor) in DEVICES {
+        make_device(&format!("{ROOT}/dev/{name}"), libc::makedev(major, minor))?;
+    }
     mount("devpts", &format!("{ROOT}/dev/pts"), "devpts", libc::MS_NOSUID, "ptmxmode=0666,mode=0620")?;
     mount("shm", &format!("{ROOT}/dev/shm"), "tmpfs", libc::MS_NOSUID | libc::MS_NODEV, &format!("size={shm}m"))?;
     mount("proc", &format!("{ROOT}/proc"), "proc", 0, "")?;
     mount("sysfs", &format!("{ROOT}/sys"), "sysfs", libc::MS_RDONLY, "")?;
     // The boot message with its secrets is below it.
     mount("masked", &format!("{ROOT}/sys/firmware"), "tmpfs", libc::MS_RDONLY, "")?;
-    for (link, target) in [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")] {
-        // The kernel may have made it.
-        let _ = std::os::unix::fs::symlink(target, format!("{ROOT}/dev/{link}"));
+    for (link, target) in
+        [("ptmx", "pts/ptmx"), ("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")]
+    {
+        std::os::unix::fs::symlink(target, format!("{ROOT}/dev/{link}"))?;
     }
     Ok(())
+}
+
+fn make_device(path: &str, number: libc::dev_t) -> io::Result<()> {
+    let path = CString::new(path)?;
+    // SAFETY: path ends with NUL; the mode is that of the node, whatever the mask is.
+    unsafe {
+        sys::check(libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o666, number))?;
+        sys::check(libc::chmod(path.as_ptr(), 0o666)).map(drop)
+    }
 }
 
 fn enter_root() -> io::Result<()> {
@@ -141,6 +229,9 @@ fn carry(listener: &UnixListener, port: &File) {
             std::thread::sleep(LOOK_AGAIN);
         }
         let Ok((agent, _)) = listener.accept() else { return };
+        if !is_first_process(&agent) {
+            continue; // root of the sandbox can find the socket, too
+        }
         let outwards = pump(&agent, port);
         let mut chunk = vec![0; 1 << 16];
         while let Ok(n @ 1..) = (&mut &*port).read(&mut chunk) {
@@ -153,6 +244,16 @@ fn carry(listener: &UnixListener, port: &File) {
             let _ = outwards.join();
         }
     }
+}
+
+/// Whether the agent is at the other end: nobody else has its number.
+fn is_first_process(peer: &UnixStream) -> bool {
+    let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut size = std::mem::size_of::<libc::ucred>() as libc::socklen_t;
+    let place = (&raw mut found).cast();
+    // SAFETY: the size is that of the place.
+    let done = unsafe { libc::getsockopt(peer.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut size) };
+    done == 0 && found.pid == 1
 }
 
 fn pump(agent: &UnixStream, port: &File) -> Option<std::thread::JoinHandle<()>> {

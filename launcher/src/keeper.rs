@@ -1,5 +1,6 @@
 //! The first process of a pid namespace around an engine that leaves several processes behind: when it ends, all of them do,
-//! also where there is no control group to find them by. It has no rights, holds no descriptor, and only waits.
+//! also where there is no control group to find them by. It has no rights, holds no descriptor, and only waits. An engine that stays
+//! is waited for itself.
 
 use crate::failure::{Failure, Result};
 use crate::{machine, sys};
@@ -13,7 +14,7 @@ const PID_FILE: &str = "state/pid";
 
 /// Start the engine under a keeper and wait until it has done its work: its exit status. If that is a good one the keeper is
 /// announced in `file`, and lives on only then.
-pub fn start(engine: impl FnOnce() -> Result<()>, file: &OwnedFd) -> Result<i32> {
+pub fn start(engine: impl FnOnce() -> Result<()>, stays: bool, file: &OwnedFd) -> Result<i32> {
     let (mut ours, theirs) = UnixStream::pair().map_err(|e| Failure::new(STEP, e.to_string()))?;
     // SAFETY: this process has one thread, so a child may do as it likes.
     let keeper = unsafe {
@@ -22,7 +23,7 @@ pub fn start(engine: impl FnOnce() -> Result<()>, file: &OwnedFd) -> Result<i32>
     };
     if keeper == 0 {
         drop(ours);
-        std::process::exit(keep(engine, theirs));
+        std::process::exit(keep(engine, stays, theirs));
     }
     drop(theirs);
     let mut report = [0u8; 4];
@@ -38,7 +39,7 @@ pub fn start(engine: impl FnOnce() -> Result<()>, file: &OwnedFd) -> Result<i32>
     Ok(status)
 }
 
-fn keep(engine: impl FnOnce() -> Result<()>, launcher: UnixStream) -> i32 {
+fn keep(engine: impl FnOnce() -> Result<()>, stays: bool, launcher: UnixStream) -> i32 {
     if sys::die_with_parent().is_err() {
         return 1;
     }
@@ -53,9 +54,14 @@ fn keep(engine: impl FnOnce() -> Result<()>, launcher: UnixStream) -> i32 {
         return 127;
     }
     let Ok(mut launcher) = only(launcher) else { return 1 };
-    let status = if started < 0 { 1 } else { wait_for(started) };
+    let (status, kept) = match (started, stays) {
+        (..0, _) => (1, None),
+        (_, true) => (0, Some(started)),
+        (_, false) => (wait_for(started), None),
+    };
     machine::widen();
-    let kept = std::fs::read_to_string(PID_FILE).ok().and_then(|text| text.trim().parse().ok());
+    let named = || std::fs::read_to_string(PID_FILE).ok().and_then(|text| text.trim().parse().ok());
+    let kept = kept.or_else(named);
     let known = launcher.write_all(&status.to_ne_bytes()).and_then(|()| launcher.read_exact(&mut [0u8; 1]));
     let (Ok(()), Some(kept)) = (known, kept) else { return 1 };
     // From here on the sandbox lives without the launcher.

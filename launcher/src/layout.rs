@@ -41,12 +41,16 @@ pub fn build(order: &Start, base: u32, count: u32, user_ns: &OwnedFd, fds: &[Own
     for (bind, source) in order.binds.iter().zip(sources) {
         let tree = match source {
             Some(tree) => tree,
-            None => disks.directory(&bind.source)?,
+            None => match &bind.source {
+                Source::Device(path) => device(path, base)?,
+                other => disks.directory(other)?,
+            },
         };
         match bind.source {
             Source::Host { uid, gid, .. } if order.shift => {
                 mounts::restrict(&tree, bind.read_only, Some(&namespaces::translation(uid, gid, base)?))?;
             }
+            Source::Device(_) => {}
             _ => mounts::restrict(&tree, bind.read_only, if bind.idmap { shifted } else { None })?,
         }
         let target = mountpoint(root.as_raw_fd(), &bind.target, base, is_directory(&tree)?)?;
@@ -133,8 +137,21 @@ fn given_source(bind: &Bind, fds: &[OwnedFd], shift: bool) -> Result<Option<Owne
             }
             mounts::clone_tree(fd.as_raw_fd(), c"").map(Some)
         }
-        Source::Disk(_) | Source::Image { .. } => Ok(None),
+        Source::Disk(_) | Source::Image { .. } | Source::Device(_) => Ok(None),
     }
+}
+
+/// A node of our own for a device of the host, which the sandbox's root may open.
+fn device(path: &str, base: u32) -> Result<OwnedFd> {
+    let given = sys::open_path(libc::AT_FDCWD, &sys::c(path)?, libc::O_PATH | libc::O_NOFOLLOW, "device")?;
+    let (major, minor) = sys::device(&given)?.ok_or_else(|| Failure::new("device", format!("{path} is no device")))?;
+    let name = sys::c(&format!("device-{major}-{minor}"))?;
+    let number = libc::makedev(major, minor);
+    // SAFETY: name is NUL-terminated.
+    let made = unsafe { libc::mknodat(libc::AT_FDCWD, name.as_ptr(), libc::S_IFCHR | 0o600, number) };
+    sys::check(made.into(), "device", path)?;
+    sys::chown(libc::AT_FDCWD, &name, base, "device")?;
+    mounts::clone_tree(libc::AT_FDCWD, &name)
 }
 
 /// The file systems behind the sandbox: its own disk, and those of sandboxes whose workspace it shares.
@@ -178,7 +195,7 @@ impl Disks {
         let (disk, name) = match source {
             Source::Disk(name) => (self.own.as_raw_fd(), name),
             Source::Image { image, directory } => (self.other(image)?, directory),
-            Source::Fd(_) | Source::Host { .. } => {
+            Source::Fd(_) | Source::Device(_) | Source::Host { .. } => {
                 return Err(Failure::new("order", "not a directory of a disk".into()))
             }
         };

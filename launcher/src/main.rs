@@ -11,6 +11,7 @@ mod devices;
 mod direct;
 mod failure;
 mod groups;
+mod jail;
 mod keeper;
 mod layout;
 mod loopdev;
@@ -84,7 +85,7 @@ fn run() -> Result<()> {
         }
         become_engine(&order, spaces, &fds)
     };
-    let status = keeper::start(engine, file)?;
+    let status = keeper::start(engine, order.jail.is_some(), file)?;
     std::process::exit(status)
 }
 
@@ -112,6 +113,13 @@ fn number(arg: Option<String>) -> Result<u32> {
     arg.and_then(|a| a.parse().ok()).ok_or_else(|| Failure::new("usage", "usage: atoll-launch BASE COUNT".into()))
 }
 
+/// Give the engine one of the descriptors as this number; the next number.
+fn pass(fds: &[OwnedFd], index: usize, at: i32) -> Result<i32> {
+    let fd = fds.get(index).ok_or_else(|| Failure::new("order", format!("no descriptor {index}")))?;
+    sys::place(fd.as_raw_fd(), at)?;
+    Ok(at + 1)
+}
+
 /// Put the descriptors where the engine expects them and exec it. Returns only if that failed.
 fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: &[OwnedFd]) -> Result<()> {
     let argv = order.argv.iter().map(|a| CString::new(a.as_bytes())).collect::<std::result::Result<Vec<_>, _>>();
@@ -131,9 +139,17 @@ fn become_engine(order: &order::Start, spaces: namespaces::Spaces, fds: &[OwnedF
         sys::place(spaces.net.as_raw_fd(), NET_NS)?;
         sys::close_from(NET_NS + 1)?;
     } else {
-        sys::close_from(HANDED)?;
+        let passed = order.jail.as_deref().unwrap_or_default();
+        let after = passed.iter().try_fold(HANDED, |at, index| pass(fds, *index, at))?;
+        sys::close_from(after)?;
     }
     std::mem::forget(spaces);
+    if order.jail.is_some() {
+        if let Err(failure) = jail::enter() {
+            eprintln!("{}", failure.to_json());
+            std::process::exit(126)
+        }
+    }
     if let Some(filter) = filter {
         rights::install(&filter)?;
     }

@@ -25,6 +25,8 @@ pub struct Start {
     pub filter: Option<String>,
     /// For the engine that is ours: what to start instead of `argv`.
     pub direct: Option<Direct>,
+    /// For an engine inside that stays, with the sandbox's tree as all it sees and no rights: which descriptors it is given, from 3 on.
+    pub jail: Option<Vec<usize>>,
     /// The size of the machine as programs, or an engine inside, shall see it.
     pub seen: Option<Seen>,
     pub argv: Vec<String>,
@@ -83,6 +85,8 @@ pub enum Source {
     Disk(String),
     /// A directory of another sandbox's disk image.
     Image { image: String, directory: String },
+    /// A device of the host, as one of the sandbox's root's own.
+    Device(String),
     /// Something of the host, opened with the rights of that user, as whom root inside then acts on it.
     Host { path: String, uid: u32, gid: u32 },
 }
@@ -103,6 +107,7 @@ pub fn parse(message: &[u8]) -> Result<Start> {
         inside: optional(order.take("inside")?, text)?,
         filter: if order.has("filter") { Some(order.text("filter")?) } else { None },
         direct: if order.has("direct") { Some(direct(order.take("direct")?)?) } else { None },
+        jail: if order.has("jail") { Some(order.list("jail", index)?) } else { None },
         seen: if order.has("seen") { Some(seen(order.take("seen")?)?) } else { None },
         argv: order.list("argv", text)?,
         env: order.list("env", text)?,
@@ -168,6 +173,8 @@ fn bind(value: Value) -> Result<Bind> {
     let mut from = Fields::of(fields.take("source")?)?;
     let source = if from.has("fd") {
         Source::Fd(from.number("fd")? as usize)
+    } else if from.has("device") {
+        Source::Device(from.text("device")?)
     } else if from.has("path") {
         Source::Host { path: from.text("path")?, uid: from.id("uid")?, gid: from.id("gid")? }
     } else if from.has("image") {
@@ -191,6 +198,11 @@ pub fn text(value: Value) -> Result<String> {
         Value::String(text) => Ok(text),
         other => Err(bad(&format!("{other} is not a string"))),
     }
+}
+
+fn index(value: Value) -> Result<usize> {
+    let number = value.as_u64().and_then(|n| usize::try_from(n).ok());
+    number.ok_or_else(|| bad(&format!("{value} is no index")))
 }
 
 fn optional<T>(value: Value, one: fn(Value) -> Result<T>) -> Result<Option<T>> {
@@ -272,6 +284,8 @@ mod tests {
         for (old, new) in [
             ("\"env\":[]", "\"env\":[],\"x\":1"),
             ("\"env\":[]", "\"umask\":1"),
+            ("\"env\":[]", "\"env\":[],\"jail\":[\"x\"]"),
+            ("{\"disk\":\"w\"}", "{\"device\":\"/dev/kvm\",\"x\":1}"),
             ("\"env\":[]", "\"env\":[],\"direct\":{\"config\":\"\",\"filter\":\"\"}"),
             ("\"env\":[]", "\"env\":[],\"direct\":{\"config\":\"\",\"filter\":\"\",\"pid_file\":4,\"x\":1}"),
             ("{\"tmpfs\":1}", "{\"tmpfs\":1,\"image\":\"/x\"}"),

@@ -71,6 +71,12 @@ class Backend(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     kubernetes: Kubernetes = field(default_factory=Kubernetes)
 
 
+class Microvm(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Virtual machines. Without KVM the processor can be emulated (`tcg`), which is slow."""
+
+    accel: Literal["kvm", "tcg"] = "kvm"
+
+
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Checks and demands on the machine itself."""
 
@@ -220,6 +226,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     daemon: Daemon = Daemon()
     security: Security = Security()
     backend: Backend = Backend()
+    microvm: Microvm = Microvm()
     warm: Warm = Warm()
     accounts: Accounts = Accounts()
     storage: Storage = Storage()

@@ -44,7 +44,7 @@ async def backend(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterat
     inherited.update(children())
     if "unprobed" not in request.fixturenames:
         probes.give(tmp_path / "home")
-    made = local_backend(tmp_path / "home", engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+    made = local_backend(tmp_path / "home", engines=[os.environ.get("ATOLL_TEST_ENGINE") or "auto"])
     await made.start()
     yield made
     await made.sweep(set())

@@ -265,7 +265,7 @@ async def test_a_named_engine_is_never_replaced(
     tmp_path: Path, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked for by the operator, and it does not work: then the runtime does not."""
-    chosen = local_backend(backend.paths.home, engine="direct")
+    chosen = local_backend(backend.paths.home, engines=("direct",))
     monkeypatch.setattr(filters, "of_profile", lambda name: b"\0" * 8)
     status = await chosen.probes.status("container")
     assert (status.works, status.engine) == (False, "direct")

@@ -1,7 +1,6 @@
 """What the contract tests share: a place where sandboxes live, and how a program is run in one."""
 
 import asyncio
-import os
 import shutil
 import time
 from dataclasses import dataclass, field, replace
@@ -16,10 +15,10 @@ from atoll.backends.local.network import Links, Loopback
 from atoll.backends.local.paths import new_id
 from atoll.backends.local.pool import Settings
 from atoll.backends.local.runtimes.base import Runtime
-from atoll.backends.local.runtimes.microvm import Microvm
 from atoll.guest.process import Process
 from atoll.model import Policy
 from lab.backend import NOTHING, PATIENCE, SMALL, census, image_of, local_backend
+from lab.microvm import emulated, share_made
 from lab.plain_backend import PlainBackend
 from lab.toy_runtime import Toy
 
@@ -63,13 +62,15 @@ class Place:
         """A backend on the same home, as the next daemon makes it. With `links` it can enforce a policy."""
         if self.local:
             self.home.mkdir(exist_ok=True)
+            if self.name == "microvm":
+                share_made(self.home, self.probes.parent)
             if self.probes.exists():
                 shutil.copy(self.probes, self.home / "probes.json")
             self.backend = local_backend(
                 self.home,
                 runtimes=_runtimes(self.name),
                 links=Links(self.home) if links else Loopback(),
-                pool=Settings(1, 1),
+                pool=Settings(0, 0) if self.name == "microvm" else Settings(1, 1),
             )
         else:
             self.backend = PlainBackend(self.home)
@@ -117,13 +118,7 @@ def _runtimes(name: str) -> tuple[Runtime, ...] | None:
     """Those that the registry does not have; None: the registry's."""
     if name == "toy":
         return (Toy(),)
-    return (microvm(),) if name == "microvm" else None
-
-
-def microvm() -> Microvm:
-    """With the kernels of this machine, or of a directory in which packages were unpacked."""
-    top = Path(os.environ.get("ATOLL_TEST_MICROVM", "/"))
-    return Microvm(boot=top / "boot", modules=top / "lib" / "modules")
+    return (emulated(),) if name == "microvm" else None
 
 
 @dataclass

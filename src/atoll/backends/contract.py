@@ -165,6 +165,7 @@ class Capabilities:
     host_ports: bool = False  # ports of the caller's machine from inside
     shared_workspace: bool = False  # two sandboxes on one workspace
     memory: bool = False  # memory and processes can be saved, and sandboxes started from them
+    spares: bool = True  # unused ones may wait for a caller
     keeps_disk: bool = True  # files can be kept while it is stopped
     policy: Literal["broker", "cluster", "none"] = "none"  # what enforces a list of hosts
 

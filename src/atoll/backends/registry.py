@@ -7,24 +7,26 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .local.runtimes.base import Runtime
 
-# Strongest first: `auto` takes the first that works.
+# Strongest first: of those that are `automatic`, `auto` takes the first that works.
 RUNTIMES = {
+    "microvm": "atoll.backends.local.runtimes.microvm:Microvm",
     "gvisor": "atoll.backends.local.runtimes.gvisor:Gvisor",
     "container": "atoll.backends.local.runtimes.container:Container",
 }
 # Names that are known elsewhere, and what they would need.
 ELSEWHERE = {
-    "microvm": "microvm needs virtual machines (KVM), which this version does not start",
-    "kata": "kata needs Kata Containers behind a Kubernetes cluster",
-    "firecracker": "firecracker needs Firecracker and KVM behind a Kubernetes cluster",
+    "kata": "kata needs Kata Containers behind a Kubernetes cluster; on one machine microvm is what comes next to it",
+    "firecracker": "firecracker needs Firecracker, which this version does not drive: microvm is by QEMU",
 }
 
 
 def names() -> tuple[str, ...]:
     """Return the names a caller may give as a runtime, in the order of messages and help."""
-    return ("auto", *sorted(RUNTIMES), next(iter(ELSEWHERE)))
+    return ("auto", *sorted(RUNTIMES))
 
 
 def in_words() -> str:
@@ -44,6 +46,7 @@ def classes() -> tuple[type[Runtime], ...]:
     return tuple(found)
 
 
-def load(engine: str = "auto") -> tuple[Runtime, ...]:
-    """Return every runtime. `engine` is the operator's choice for the runtime that has one of that name."""
-    return tuple(kind(engine if engine in kind.engines else "auto") for kind in classes())
+def load(engines: Iterable[str] = ()) -> tuple[Runtime, ...]:
+    """Return every runtime. `engines` are the operator's choices, each for the runtime that has one of that name."""
+    chosen = tuple(engines)
+    return tuple(kind(next((name for name in chosen if name in kind.engines), "auto")) for kind in classes())

@@ -246,7 +246,7 @@ def local_backend(home: Path, settings: config.Config | None = None) -> Backend:
         links=Links(home, egress.servers, egress.limits),
         pool=PoolSettings(settings.pool.floor, max(settings.pool.floor, settings.pool.ceiling)),
         refuse_old=refuse,
-        engine=settings.backend.container_engine,
+        engines=(settings.backend.container_engine, f"qemu-{settings.microvm.accel}"),
     )
 
 

@@ -61,7 +61,7 @@ class Assembly:
         self.backend = backend
         self.spec = spec
         self.engine = engine
-        self._rootfs = rootfs
+        self.rootfs = rootfs
         self._workspace = workspace
         self._spare = spare  # may be given a network once it has started
         self.paths = backend.paths
@@ -139,6 +139,11 @@ class Assembly:
         """Nothing inside can write to a directory of the host, so that programs with set-id bits do no harm there."""
         return all(mount.read_only for mount in self.spec.mounts)
 
+    @property
+    def reads_only(self) -> bool:
+        """Whether the tree that the launcher puts together can be written to only where something is mounted."""
+        return self.spec.read_only_root
+
     def pid_file(self) -> int:
         """Where the launcher writes which process is the sandbox's first."""
         return os.open(self.run / "pid", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -158,14 +163,14 @@ class Assembly:
         self._step("group")
         base = self._take_ids()
         self._step("ids")
-        launcher = await self._prepare(base)
+        launcher = await self.prepare(base)
         try:
             self._step("disk")
             self._step("prepared")
             if spec.policy.network != "none":
                 await backend.links.attach(spec.id, launcher.net, spec.policy)
             self._step("network")
-            await self._start(launcher, base, binds, group)
+            await self.start(launcher, base, binds, group)
         finally:
             await launcher.close()
         init = self._find_init(base)
@@ -182,11 +187,11 @@ class Assembly:
         self.note(record, init)
         return self.living(record, group, init)
 
-    async def _prepare(self, base: int) -> Launcher:
+    async def prepare(self, base: int) -> Launcher:
         """Namespaces and disk, side by side."""
         launching = asyncio.create_task(Launcher.prepare(base, self.backend.id_count))
         try:
-            await self._make_disk()
+            await self.make_disk()
             return await asyncio.shield(launching)
         except BaseException:
             launching.cancel()
@@ -231,7 +236,7 @@ class Assembly:
             raise Conflict("the user ids of this sandbox are in use by another one")
         return base
 
-    async def _make_disk(self) -> None:
+    async def make_disk(self) -> None:
         path = self.paths.disk(self.spec.id)
         if self.memory is not None:
             if self.backend.standing.rootless:
@@ -268,23 +273,23 @@ class Assembly:
     def _holds_disk(self) -> bool:
         return self._disk_in_memory or not self.backend.standing.rootless
 
-    async def _start(self, launcher: Launcher, base: int, binds: list[Bind], group: Group) -> None:
+    async def start(self, launcher: Launcher, base: int, binds: list[Bind], group: Group) -> None:
         stage, further = self.paths.stage(), self.further(group)
-        binds = [*self._own_binds([target for target, _ in further]), *binds]
+        binds = [*self.own_binds([target for target, _ in further]), *binds]
         self.write_bundle(stage, launcher, base, binds)
         self._step("bundle")
-        given: list[Callable[[], int]] = [self._boot_message, self._log, self.handed]
+        given: list[Callable[[], int]] = [self._boot_message, self.log, self.handed]
         sources = [self._agent, *(opened for _, opened in further), *self.descriptors()]
         with ExitStack() as stack:
             fds = [self._keep(stack, fd) for fd in (*given, *sources)]
             order: Order = {
                 "stage": stage,
-                "disk": self._disk(),
+                "disk": self.disk(),
                 "shift": not self.backend.standing.rootless,
-                "overlays": self._overlays(),
+                "overlays": self.overlays(),
                 "binds": binds,
                 "mountpoints": [*bundle.MOUNTPOINTS, *self.mountpoints()],
-                "read_only_root": self.spec.read_only_root,
+                "read_only_root": self.reads_only,
                 "groups": self.entered(group),
                 "inside": None,
                 "argv": [],
@@ -293,10 +298,10 @@ class Assembly:
             }
             status = await launcher.start(order, fds)
         if status.code != 0:
-            said = boot_log(self.run / "boot.log") or boot_log(self.run / "engine.log")
+            said = self.said() or boot_log(self.run / "engine.log")
             raise Internal(f"{self.engine.name} could not start the sandbox: {said or status}")
 
-    def _disk(self) -> Disk:
+    def disk(self) -> Disk:
         if self._disk_in_memory:
             return {"tmpfs": self.spec.limits.disk_mb << 20}
         disk: Disk = {"image": str(self.paths.disk(self.spec.id)), "fresh": self.spec.workspace.disk is None}
@@ -318,14 +323,14 @@ class Assembly:
         stack.callback(os.close, fd)
         return fd
 
-    def _overlays(self) -> list[Overlay]:
-        rootfs = self._rootfs
+    def overlays(self) -> list[Overlay]:
+        rootfs = self.rootfs
         overlays: list[Overlay] = [{"target": "", "lowers": list(rootfs.lowers), "name": "root"}]
         if rootfs.usr:
             overlays.append({"target": "usr", "lowers": list(rootfs.usr), "name": "usr"})
         return overlays
 
-    def _own_binds(self, further: list[str]) -> list[Bind]:
+    def own_binds(self, further: list[str]) -> list[Bind]:
         """Descriptors count from the three that the engine itself gets."""
         if self._workspace is None:
             workspace: BindSource = {"disk": "workspace"}
@@ -341,9 +346,8 @@ class Assembly:
 
     # Descriptors for the agent
 
-    def _boot_message(self) -> int:
-        if self.memory is not None:
-            return os.memfd_create("boot", os.MFD_CLOEXEC)  # it has had one
+    def message(self) -> bytes:
+        """What the agent is told once, as it starts."""
         spec = self.spec
         limits = spec.limits
         rlimits = {"nofile": [limits.files, limits.files], "core": [0, 0], **spec.boot.get("rlimits", {})}
@@ -361,12 +365,21 @@ class Assembly:
             "rlimits": rlimits,
             "filter": self.filter(),
         }
+        return json.dumps(message).encode()
+
+    def _boot_message(self) -> int:
+        if self.memory is not None:
+            return os.memfd_create("boot", os.MFD_CLOEXEC)  # it has had one
         fd = os.memfd_create("boot", os.MFD_CLOEXEC)
-        os.write(fd, json.dumps(message).encode())
+        os.write(fd, self.message())
         os.lseek(fd, 0, os.SEEK_SET)
         return fd
 
-    def _log(self) -> int:
+    def said(self) -> str:
+        """The end of what the engine and the agent wrote while they started."""
+        return boot_log(self.run / "boot.log")
+
+    def log(self) -> int:
         return os.open(self.run / "boot.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     @staticmethod

@@ -77,9 +77,9 @@ class LocalBackend:
         pool: PoolSettings | None = None,
         on_step: Callable[[str, str], None] | None = None,
         refuse_old: bool = False,
-        engine: str = "auto",
+        engines: Sequence[str] = (),
     ) -> None:
-        known = registry.load(engine) if runtimes is None else runtimes
+        known = registry.load(engines) if runtimes is None else runtimes
         self._runtimes = {runtime.name: runtime for runtime in known}  # strongest first
         self._engines = tuple(dict.fromkeys(name for runtime in known for name in runtime.engines))
         self.standing = standing()
@@ -482,6 +482,7 @@ def _check(spec: BoxSpec, runtime: str, can: Capabilities) -> None:
         ports=bool(policy.host_ports),
         shared=spec.workspace.kind == "shared",
         hosts=policy.network != "none",
+        kept=spec.workspace.disk is not None,
         memory=spec.memory is not None,
     )
 

@@ -45,7 +45,6 @@ class LocalRecord(TypedDict, total=False):
     fit: dict[str, str]  # what has to be equal where its memory is started from
     agent_first: bool  # the agent speaks first
     gofer: int | None  # gVisor's file server
-    files: int | None  # a virtual machine's
     state: str  # where gVisor's engine keeps what it knows of the sandbox, in its mount namespace
     program: str  # of the engine
     agent_secret: str

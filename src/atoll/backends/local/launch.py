@@ -37,13 +37,14 @@ _IDMAP_FIX = (
 
 
 class BindSource(TypedDict, total=False):
-    """A directory of the sandbox's disk, one of another's disk, a descriptor, or a path opened with somebody's rights."""
+    """A directory of the sandbox's disk, one of another's disk, a descriptor, a device, or a path opened with somebody's rights."""
 
     disk: str
     image: str
     directory: str
     fd: int
     path: str
+    device: str
     uid: int
     gid: int
 
@@ -78,6 +79,7 @@ class EngineOrder(TypedDict, total=False):
     filter: str  # of the engine's own system calls, as a program in hexadecimal digits
     direct: Mapping[str, object]  # the launcher itself is the engine
     memory: int  # among the descriptors: the directory of a saved memory
+    jail: list[int]  # an engine inside that stays and sees the tree alone; which of the descriptors it is given
     seen: Mapping[str, object]
 
 
@@ -141,7 +143,7 @@ class Launcher:
         """Also the engine's, later."""
         return self._process.pid
 
-    async def start(self, order: Order, fds: Sequence[int]) -> Status:
+    async def start(self, order: Order, fds: Sequence[int], limit: float = TIMEOUT) -> Status:
         """Send the order, wait until the engine has ended."""
         packed = array.array("i", fds)
         message = json.dumps(order, separators=(",", ":")).encode()
@@ -152,10 +154,10 @@ class Launcher:
         device = (await self._answer("mounted")).get("loop")
         self.device = device if isinstance(device, int) else None
         try:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(limit):
                 return await self._process.wait()
         except TimeoutError:
-            raise Timeout(f"the engine did not start the sandbox within {TIMEOUT:.0f} s") from None
+            raise Timeout(f"the engine did not start the sandbox within {limit:.0f} s") from None
 
     async def close(self) -> None:
         """End it, if it still is a launcher or an engine at work, and wait until it is gone."""

@@ -79,7 +79,7 @@ class Key:
     @staticmethod
     def of(spec: BoxSpec, can: Capabilities) -> "Key | None":
         """The key of a sandbox that may come from the pool; None if it may not."""
-        if spec.mounts or spec.workspace.kind != "own" or spec.hostname or spec.memory is not None:
+        if not can.spares or spec.mounts or spec.workspace.kind != "own" or spec.hostname or spec.memory is not None:
             return None
         limits = spec.limits
         seen = (limits.memory_mb, limits.cpus, limits.shm_mb)

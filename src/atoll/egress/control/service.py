@@ -237,7 +237,7 @@ class Egress:
         return await asyncio.get_running_loop().run_in_executor(self._router_thread, work, *args)
 
     async def _replug(self, one: Kept) -> Link | None:
-        if one.netns_fd is None:
+        if one.netns_fd is None or one.link.is_tap:
             return None
         for _ in range(100):
             try:

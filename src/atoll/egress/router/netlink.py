@@ -101,6 +101,11 @@ class Netlink:
         body = _IFINFO.pack(0, 0, 0, 0, 0) + _attr(_IFLA_IFNAME, name.encode() + b"\0") + info
         self._request(_NEWLINK, _CREATE | _EXCL, body)
 
+    def move(self, index: int, name: str, net: int) -> None:
+        """Give a device another name in another namespace."""
+        where = _attr(_IFLA_NET_NS_FD, struct.pack("=I", net)) + _attr(_IFLA_IFNAME, name.encode() + b"\0")
+        self._request(_NEWLINK, 0, _IFINFO.pack(0, 0, index, 0, 0) + where)
+
     def add_address(self, index: int, address: str, prefix: int) -> None:
         packed = socket.inet_aton(address)
         body = _IFADDR.pack(socket.AF_INET, prefix, 0, 0, index) + _attr(2, packed) + _attr(1, packed)

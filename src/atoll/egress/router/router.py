@@ -27,6 +27,8 @@ from atoll.egress.router.nft import (
     Nft,
     TableShare,
 )
+from atoll.egress.router.tap import PREFIX as TAP_PREFIX
+from atoll.egress.router.tap import TAP_IFNAME
 from atoll.errors import Exhausted, Internal, Unsupported
 
 SANDBOX_IFNAME: Final = "eth0"
@@ -89,6 +91,11 @@ class Link:
     def resolv_conf(self) -> str:
         """Return the text of the sandbox's `/etc/resolv.conf`."""
         return f"nameserver {self.gateway}\noptions timeout:5 attempts:2\n"
+
+    @property
+    def is_tap(self) -> bool:
+        """Whether a virtual machine holds its other end, which cannot be made again."""
+        return self.ifname.startswith(TAP_PREFIX)
 
     def to_dict(self) -> LinkFields:
         return {
@@ -224,7 +231,10 @@ class Router:
         return cls(sockets, Nft(), Netlink())
 
     def plug(self, sandbox: str, net: int, *, address: str | None = None) -> Link:
-        """Join the sandbox's namespace by a veth pair, addressed on both ends, with the router's end still down."""
+        """Join the sandbox's namespace by a veth pair, addressed on both ends, with the router's end still down.
+
+        A tap device that waits there for us is a virtual machine's: it is moved here, and the machine gives itself the inner address.
+        """
         block = self._reserve(address)
         self._share_table()
         gateway, inner = _address(block, 1), _address(block, 2)
@@ -233,7 +243,14 @@ class Router:
             with inside_net(net):
                 inside = Netlink()
                 _no_ipv6()
+                tap = _find_tap()
             try:
+                if tap is not None:
+                    ifname = TAP_PREFIX + secrets.token_hex(5)
+                    with inside:
+                        inside.move(tap, ifname, self.sockets.net)
+                    index = self._address_tap(ifname, gateway, inner)
+                    return Link(sandbox, inner, gateway, ifname, index)
                 index = self._wire_up(inside, net, ifname, gateway, inner)
             except BaseException:
                 inside.close()
@@ -262,6 +279,16 @@ class Router:
             inside.add_address(inner_index, inner, PREFIX)
             inside.set_up(inner_index)
             inside.add_default_route(inner_index, gateway)
+            self._nft.admit(ifname, inner)
+        except BaseException:
+            self._netlink.set_group(index, _DYING)
+            raise
+        return index
+
+    def _address_tap(self, ifname: str, gateway: str, inner: str) -> int:
+        index = socket.if_nametoindex(ifname)
+        try:
+            self._netlink.add_address(index, gateway, PREFIX)
             self._nft.admit(ifname, inner)
         except BaseException:
             self._netlink.set_group(index, _DYING)
@@ -390,6 +417,11 @@ def _address(block: int, host: int) -> str:
 
 def _block(address: str) -> int:
     return (int.from_bytes(socket.inet_aton(address), "big") - _BASE) // 4
+
+
+def _find_tap() -> int | None:
+    """The index of a tap device in the calling thread's namespace."""
+    return next((index for index, name in socket.if_nameindex() if name == TAP_IFNAME), None)
 
 
 def _no_ipv6() -> None:

@@ -57,6 +57,16 @@ def no_listener() -> bytes:
     return _whole(_ranges({numbers()["seccomp"]: asked}, _end()))
 
 
+def allowing(calls: Iterable[str], families: tuple[int, ...]) -> bytes:
+    """A program for an engine's own calls: these, and no others; sockets of these families, and no new namespaces."""
+    known = numbers()
+    found = {known[call]: _end() for call in calls if call in known}
+    found[known["clone"]] = [(_LOAD, 0, 0, _ARGUMENT_AT), (_ANY_BIT, 0, 1, seccomp.NAMESPACE_FLAGS), *_REFUSE, *_end()]
+    found[known["clone3"]] = _end(errno.ENOSYS)  # its flags cannot be seen: a libc falls back
+    found[known["socket"]] = found[known["socketpair"]] = _one_of(families)
+    return _whole(_ranges(found))
+
+
 def _whole(ranges: list[tuple[int, Code]]) -> bytes:
     steps: Code = [
         (_LOAD, 0, 0, _ARCH_AT),

@@ -40,7 +40,6 @@ class Runtime:
     installer: ClassVar[str] = ""  # a script of ours that installs an engine
     optional: ClassVar[bool] = True  # whether a machine without it is well, as long as another one works
     automatic: ClassVar[bool] = True  # whether `auto` may choose it
-    probe_timeout: ClassVar[float] = 30.0  # seconds for a probe
     capabilities: ClassVar[Capabilities]
     assembly: ClassVar[type["Assembly"]]  # makes its sandboxes
     box: ClassVar[type["LocalBox"]]  # a living one
@@ -65,6 +64,18 @@ class Runtime:
     def find(self, engine: str) -> str | None:
         """The path of an engine's program; None when it is not installed."""
         return binaries.system(self.program(engine))
+
+    def lacking(self, engine: str) -> str:
+        """What is missing where `find` finds nothing."""
+        return "not installed"
+
+    def keeps_failure(self, engine: str) -> bool:
+        """Whether a failed probe is believed until this machine starts again, because every one takes its whole time."""
+        return False
+
+    def probe_limit(self, engine: str) -> float:
+        """Seconds for a probe."""
+        return 30.0
 
     async def version(self, engine: Engine) -> str:
         return await version_of(engine.program)

@@ -1,17 +1,17 @@
 """Sandboxes with a kernel of their own inside the sandbox's namespaces, whose agent dials a socket that the daemon listens on.
 
-The launcher leaves a keeper in the sandbox's pid namespace, and below it the kernel (or the machine) and a file server.
+The launcher leaves a keeper in the sandbox's pid namespace, and below it the kernel with its file server, or the machine.
 """
 
 import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from atoll.backends.contract import Capabilities
 from atoll.backends.local.assembly import Assembly, passable
@@ -40,8 +40,6 @@ def _write_down(note: Path, secrets: Secrets) -> None:
 
 class DialledBox(LocalBox):
     """Held by the pidfd of its keeper, the first process of the sandbox's pid namespace."""
-
-    file_server: ClassVar[Literal["gofer", "files"]]  # the record's name for the process that serves its files
 
     def __init__(
         self,
@@ -101,18 +99,6 @@ class DialledBox(LocalBox):
         super().release()
         self._door.close()
 
-    def _servers(self) -> list[int]:
-        server = self._record.get(self.file_server)
-        return [] if server is None else [int(server)]
-
-    def _disk(self) -> tuple[int | None, int | None]:
-        # The kernel inside sees nothing of the disk by name; the root of its file server is the sandbox's.
-        try:
-            stat = os.statvfs(f"/proc/{self._record[self.file_server]}/root")
-        except (OSError, KeyError):
-            return None, None
-        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
-
     def _status(self, status: Status) -> Status:
         """The keeper cannot die of the signal the kernel died of, and says it by its code, as a shell does."""
         if status.code is not None and status.code > _SIGNALS:
@@ -162,21 +148,8 @@ class DialledAssembly(Assembly):
         """Everything: the kernel inside has no filter of its own for the programs."""
         return filters.program(self.spec.seccomp, set_id=self.only_reads_the_host).hex()
 
-    def is_file_server(self, words: bytes) -> bool:
-        """Whether this is the command line of the file server."""
-        raise NotImplementedError
-
     def note(self, record: LocalRecord, init: Watched) -> None:
         record["agent_first"] = True
-        record[self.box.file_server] = self._find_file_server(init.pid)
 
     def living(self, record: LocalRecord, group: Group, init: Watched) -> LocalBox:
         return self.box(record, self.paths, group, init, self.engine.runtime.capabilities, self._door)
-
-    def _find_file_server(self, keeper: int) -> int | None:
-        with suppress(OSError):
-            for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
-                with suppress(OSError):
-                    if self.is_file_server(Path(f"/proc/{pid}/cmdline").read_bytes()):
-                        return int(pid)
-        return None

@@ -60,7 +60,17 @@ def memory_limit(limits: Limits) -> dict[str, int]:
 class GvisorBox(DialledBox):
     """Its keeper has the sentry and the gofer below it."""
 
-    file_server = "gofer"
+    def _servers(self) -> list[int]:
+        server = self._record.get("gofer")
+        return [] if server is None else [int(server)]
+
+    def _disk(self) -> tuple[int | None, int | None]:
+        # The kernel inside sees nothing of the disk by name; the root of its file server is the sandbox's.
+        try:
+            stat = os.statvfs(f"/proc/{self._record['gofer']}/root")
+        except (OSError, KeyError):
+            return None, None
+        return (stat.f_blocks - stat.f_bfree) * stat.f_frsize, stat.f_blocks * stat.f_frsize
 
     @property
     def disk_root(self) -> str:
@@ -139,6 +149,7 @@ class GvisorAssembly(DialledAssembly):
 
     def note(self, record: LocalRecord, init: Watched) -> None:
         super().note(record, init)
+        record["gofer"] = _find_gofer(init.pid)
         record["state"] = f"{self._stage}/state"
 
     def _argv(self, stage: str) -> list[str]:
@@ -159,8 +170,15 @@ class GvisorAssembly(DialledAssembly):
         memory = memory_limit(self.spec.limits) if self._watches else None
         return {"dial": f"{DIAL_TARGET}/{SOCKET}", "memory": memory}
 
-    def is_file_server(self, words: bytes) -> bool:
-        return words.startswith(b"runsc-gofer\0")
+
+def _find_gofer(keeper: int) -> int | None:
+    """The file server below a keeper."""
+    with suppress(OSError):
+        for pid in Path(f"/proc/{keeper}/task/{keeper}/children").read_text().split():
+            with suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"runsc-gofer\0"):
+                    return int(pid)
+    return None
 
 
 class Gvisor(Runtime):

@@ -1,6 +1,7 @@
 """Does a runtime work here? A program on PATH proves nothing: a sandbox is started, and programs run and wait in it.
 
-The answer is remembered in probes.json until the engine, our own programs or the kernel change, or a new sandbox crashes. What
+The answer is remembered in probes.json until the engine, our own programs or the kernel change, or a new sandbox crashes. That an engine
+does not work is found out again by the next daemon, but where a probe is slow it is kept until this machine starts again. What
 sandboxes do cannot change the answer: a crash makes the probe run again, and the probe runs nothing but our own agent.
 """
 
@@ -33,6 +34,7 @@ PATIENCE = 200
 LATE_AGAIN = (
     60.0  # seconds after which an engine that gave no answer in time is tried again: the machine may have been busy
 )
+FAILURES = Path("/run/atoll/slow-probes.json")
 ROUNDS, AT_ONCE = 3, 4  # of programs that wait: some builds of gVisor crash at one wait in four
 MOST_DOUBTS = 5  # a daemon's; what crashes on purpose must not keep it probing
 
@@ -100,13 +102,13 @@ class Probes:
     async def _status(self, runtime: Runtime, name: str) -> RuntimeStatus:
         program = runtime.find(name)
         if program is None:
-            return RuntimeStatus(runtime.name, False, "not installed", runtime.fix, engine=name)
+            return RuntimeStatus(runtime.name, False, runtime.lacking(name), runtime.fix, engine=name)
         probe = self._name(runtime, name)
         if time.monotonic() - self._late.get(probe, math.inf) > LATE_AGAIN:
             del self._found[probe], self._late[probe]
         if probe not in self._found:
             key = _key(program)
-            kept = self._remembered(runtime, name, probe, key)
+            kept = self._remembered(runtime, name, probe, key) or _failed_before(runtime, name, key)
             self._found[probe] = kept or await self._try(Engine(runtime, name, program), probe, key)
         return self._found[probe]
 
@@ -128,7 +130,7 @@ class Probes:
     async def _try(self, engine: Engine, probe: str, key: str) -> RuntimeStatus:
         began, runtime = time.monotonic(), engine.runtime.name
         version = await engine.runtime.version(engine)
-        limit = min(SLOWEST, max(engine.runtime.probe_timeout, PATIENCE * (time.monotonic() - began)))
+        limit = min(SLOWEST, max(engine.runtime.probe_limit(engine.name), PATIENCE * (time.monotonic() - began)))
         try:
             async with asyncio.timeout(limit):
                 await self._run(engine)
@@ -136,11 +138,18 @@ class Probes:
         except TimeoutError:
             self._late[probe] = time.monotonic()
             why, fix = f"no answer within {limit:.0f} s", "use it again in a minute: then it is tried again"
+            if engine.runtime.keeps_failure(engine.name):
+                why, fix = (
+                    f"{why}; this is kept until the machine starts again",
+                    f"to have it tried again, remove {FAILURES}",
+                )
             status = RuntimeStatus(runtime, False, why, fix, version, engine.name)
         except (AtollError, OSError, ConnectionLost) as error:
             fix = getattr(error, "hint", "") or engine.runtime.fix_of(engine.name)
             status = RuntimeStatus(runtime, False, str(error), fix, version, engine.name)
         self._remember(probe, key, status)
+        if engine.runtime.keeps_failure(engine.name) and not status.works:
+            _keep_failure(status, key)
         return status
 
     async def _run(self, engine: Engine) -> None:
@@ -175,6 +184,33 @@ class Probes:
             if isinstance(value, dict):
                 return value
         return {}
+
+
+def _failed_before(runtime: Runtime, name: str, key: str) -> RuntimeStatus | None:
+    """What a slow probe of this or another home has found since the machine started."""
+    entry = _failures().get(name)
+    if not runtime.keeps_failure(name) or not isinstance(entry, dict) or entry.get("key") != key:
+        return None
+    return RuntimeStatus(
+        runtime.name, False, str(entry.get("why")), str(entry.get("fix")), str(entry.get("version")), name
+    )
+
+
+def _keep_failure(status: RuntimeStatus, key: str) -> None:
+    entry = {"key": key, "why": status.why, "fix": status.fix, "version": status.version}
+    half = FAILURES.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # no root, no /run: then each daemon tries
+        FAILURES.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        half.write_text(json.dumps({**_failures(), status.engine: entry}, indent=1))
+        half.rename(FAILURES)
+
+
+def _failures() -> Mapping[str, object]:
+    with suppress(OSError, ValueError), open(FAILURES, encoding="utf-8") as file:
+        value = json.load(file)
+        if os.fstat(file.fileno()).st_uid == os.geteuid() and isinstance(value, dict):
+            return value
+    return {}
 
 
 async def _nap(box: LocalBox, name: str) -> None:
