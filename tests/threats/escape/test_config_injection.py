@@ -48,7 +48,7 @@ async def test_planted_files_have_no_effect(tmp_path: Path, isolation: str) -> N
     async def layers(_: Image) -> Rootfs:
         return Rootfs((str(image),))
 
-    backend = LocalBackend(tmp_path / "home", layers=layers, engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+    backend = LocalBackend(tmp_path / "home", layers=layers, engines=[os.environ.get("ATOLL_TEST_ENGINE") or "auto"])
     await backend.start()
     try:
         box = await backend.create(BoxSpec(new_id(), Image("evil"), runtime=isolation, limits=Limits(disk_mb=16)))

@@ -36,7 +36,7 @@ async def test_such_an_image_does_not_start(tmp_path: Path, name: str, isolation
     async def layers(_: Image) -> Rootfs:
         return Rootfs((str(image),))
 
-    backend = LocalBackend(tmp_path / "home", layers=layers, engine=os.environ.get("ATOLL_TEST_ENGINE") or "auto")
+    backend = LocalBackend(tmp_path / "home", layers=layers, engines=[os.environ.get("ATOLL_TEST_ENGINE") or "auto"])
     await backend.start()
     try:
         with pytest.raises(AtollError) as refused:
