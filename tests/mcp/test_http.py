@@ -77,7 +77,7 @@ async def test_k8e_P40_the_sdks_client_over_http(lab: Lab, door: Any, helpers: A
         seen.append(message or "")
 
     async with Client(door.url, mode=mode) as client:
-        assert len((await client.list_tools()).tools) == 21
+        assert len((await client.list_tools()).tools) == 22
         found = await client.call_tool(
             "sandbox_run", {"code": "echo one; sleep 0.5; echo two"}, progress_callback=progress
         )
@@ -158,7 +158,7 @@ def test_k8e_P42_the_bare_url_needs_no_initialize(door: Any) -> None:
     first = post(door, run("echo x > f"))[1]["result"]["structuredContent"]
     second = post(door, run("cat f"))[1]["result"]["structuredContent"]
     assert (second["stdout"], second["session_id"]) == ("x\n", first["session_id"])
-    assert len(post(door, request("tools/list"))[1]["result"]["tools"]) == 21
+    assert len(post(door, request("tools/list"))[1]["result"]["tools"]) == 22
     assert post(door, b"{nonsense")[1]["error"]["code"] == -32700
     assert post(door, request("nope"))[1]["error"]["code"] == -32601
 
