@@ -95,7 +95,7 @@ async def test_the_host_has_a_backstop_for_tasks(make) -> None:
     """The control group holds 64 + 10 N."""
     sandbox = await make()
     holder = sandbox.backend.groups.open(sandbox.id)._of("pids")
-    assert holder is not None and int((holder / "pids.max").read_text()) == 64 + 10 * SMALL.pids
+    assert holder is not None and int(Path(holder, "pids.max").read_text()) == 64 + 10 * SMALL.pids
 
 
 async def test_the_agent_dials_again(make) -> None:

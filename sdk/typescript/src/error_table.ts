@@ -49,6 +49,9 @@ export class TooLarge extends InvalidArgument {}
 /** The sandbox has no user or group of this name. */
 export class UserNotFound extends InvalidArgument {}
 
+/** A step of an image build ended with an error of its own; the details have its line. */
+export class BuildFailed extends InvalidArgument {}
+
 /** The operator's allowlist does not name this image. */
 export class ImageNotAllowed extends InvalidArgument {}
 
@@ -105,6 +108,7 @@ export const kinds: Record<string, new (message: string, facts?: ErrorFacts) => 
   internal: Internal,
   too_large: TooLarge,
   user_not_found: UserNotFound,
+  build_failed: BuildFailed,
   image_not_allowed: ImageNotAllowed,
   sandbox_gone: SandboxGone,
   file_not_found: FileNotFound,
@@ -137,6 +141,7 @@ export const retryOf: Record<string, string> = {
   internal: "no",
   too_large: "no",
   user_not_found: "no",
+  build_failed: "no",
   image_not_allowed: "no",
   sandbox_gone: "no",
   file_not_found: "no",

@@ -96,6 +96,7 @@ class AsyncSandbox(AsyncWorkspaces, AsyncShells, AsyncInterpreters, AsyncTermina
             labels: any texts of the caller's, shown by `info` and `list`.
             alias: a further name, which may hold characters that `name` may not.
             mounts: directories of the host: `{"source": ..., "target": ..., "read_only": True}`. The operator must allow each source.
+            volumes: volumes of yours to mount: `{"name": ..., "target": ..., "read_only": True}`.
             read_only_root: only /workspace and /tmp can be written.
             persistent: it is stopped, not ended, when it is idle or its daemon was lost, and keeps its disk.
             keep: it is stopped when idle, its disk kept for a while; the next use starts it again.
