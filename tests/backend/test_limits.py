@@ -113,7 +113,7 @@ async def test_the_cpu_quota_is_set_and_felt(make) -> None:
     await sandbox.client.request("exec", id="burner", shell="while :; do :; done", detach=True)
 
     def throttled() -> bool:
-        counters = dict(line.split() for line in (directory / "cpu.stat").read_text().splitlines())
+        counters = dict(line.split() for line in Path(directory, "cpu.stat").read_text().splitlines())
         return int(counters["nr_throttled"]) > 0
 
     await eventually(throttled, "the busy loop is throttled")
