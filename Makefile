@@ -22,6 +22,7 @@ system:
 system-test:
 	@scripts/install-system.sh test
 	@scripts/install-runsc.sh fallback >/dev/null
+	@scripts/install-kernel.sh
 
 # What of this cannot be installed is a peer that is not run, not an error.
 system-bench:

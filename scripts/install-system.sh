@@ -8,7 +8,8 @@ declare -A run_commands=(
   [runc]=runc [runsc]=runsc [nft]=nftables [mkfs.ext4]=e2fsprogs [newuidmap]=uidmap [mmdebstrap]=mmdebstrap
   [node]=nodejs [git]=git [curl]=curl [cc]=gcc [make]=make
 )
-declare -A test_commands=([docker-registry]=docker-registry [bwrap]=bubblewrap [npm]=npm [ip]=iproute2 [setpriv]=util-linux [strace]=strace [systemd-socket-activate]=systemd [pg_ctlcluster]=postgresql)
+declare -A test_commands=([docker-registry]=docker-registry [bwrap]=bubblewrap [npm]=npm [ip]=iproute2 [setpriv]=util-linux [strace]=strace [systemd-socket-activate]=systemd [pg_ctlcluster]=postgresql
+  [qemu-system-x86_64]=qemu-system-x86 [mkfs.erofs]=erofs-utils)
 declare -A bench_commands=([podman]=podman [socat]=socat [rg]=ripgrep [firejail]=firejail [systemd-nspawn]=systemd-container)
 
 export PATH="$PATH:/usr/sbin:/sbin"
