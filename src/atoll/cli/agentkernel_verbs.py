@@ -185,7 +185,7 @@ VERBS = (
         "Build an image: from a Dockerfile and a directory, or, with --debian, of Debian packages.",
         (
             Flag("file", "PATH", "the Dockerfile (default: Dockerfile in CONTEXT; - is stdin)", short="f"),
-            Flag("tag", "NAME", "what to call it: a name of this machine's, or a reference to push it to", short="t"),
+            Flag("tag", "NAME", "what to call it: a name of this machine's", short="t"),
             Flag("build-arg", "NAME=VALUE", "a value for an ARG", kind="pair", repeat=True),
             Flag("target", "STAGE", "build this stage and what it needs"),
             Flag("no-cache", "", "run every step again"),

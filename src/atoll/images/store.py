@@ -255,7 +255,7 @@ class ImageStore:
         return (*own, *below.lowers), (*usr, *below.usr_lowers)
 
     def local_name(self, name: str) -> str:
-        """Return the name under which a built image is kept: a plain one, or a reference to push it to."""
+        """Return the name under which a built image is kept."""
         if _LOCAL_NAME.fullmatch(name) is not None and len(name) <= 63:
             if name in self._reserved:
                 raise InvalidArgument(f"{name!r} is a name of the catalog; choose another for a local image")
