@@ -105,3 +105,11 @@ def test_links_of_an_image_lead_nowhere_on_this_machine(tmp_path: Path) -> None:
     image = Tree([layer])
     assert image.text("other/passwd") == ""
     assert image.resolve("up/etc/passwd") is None
+
+
+def test_a_pattern_that_takes_too_long_to_match_is_refused(tmp_path: Path) -> None:
+    """Each character of a long name is compared with each of a long class: the whole step has a bound."""
+    made = context(tmp_path, *(Member(f"{number:04}{'a' * 90}", b"") for number in range(200)))
+    assert len(copied(made, tmp_path, "*[a-c]*")) > 200
+    with pytest.raises(InvalidArgument, match="too long to match"):
+        copied(made, tmp_path, f"*[{'b' * 4000}]b")

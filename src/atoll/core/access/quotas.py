@@ -33,8 +33,13 @@ def check_hosts(who: Principal, hosts: Iterable[str]) -> None:
         raise PermissionDenied("`*` in a list of hosts is more than this key gives", hint="an admin's key may")
 
 
-def reserve(who: Principal, limits: Mapping[str, float], living: Callable[[], Iterable[SandboxRow]]) -> None:
-    """Raise when one more with these limits is too much for the key. `living` gives the rows of the owner's sandboxes."""
+def reserve(
+    who: Principal, limits: Mapping[str, float], living: Callable[[], Iterable[SandboxRow]], volumes_mb: float = 0
+) -> None:
+    """Raise when one more with these limits is too much for the key.
+
+    `living` gives the rows of the owner's sandboxes; `volumes_mb` is the size of the owner's volumes, which count as disk.
+    """
     if not isinstance(who, KeyHolder) or not who.quotas:
         return
     rows = list(living())
@@ -46,6 +51,7 @@ def reserve(who: Principal, limits: Mapping[str, float], living: Callable[[], It
         if most is None:
             continue
         used = sum(_number(row["record"].get("limits", {}).get(name)) for row in rows)
+        used += volumes_mb if name == "disk_mb" else 0
         if used + _number(limits.get(name)) > most + 1e-9:
             raise Exhausted(f"this key may have {most:g} {shown} at once, {used:g} are in use", hint="ask for less")
 

@@ -278,6 +278,7 @@ class Templates(Part):
             if build.start:
                 said.add("starting the start command")
                 await self._try_program(who, template, build)
+            _check_tags(template, tags)  # before anything is charged
             self._core.accounts.charge(DISK, build.size, owner(who.owner))
             build.status = "ready"
             self._tag(template, build, tags)
@@ -290,10 +291,15 @@ class Templates(Part):
             said.add(build.error, "error")
             build.status = "error"
         except asyncio.CancelledError:
-            build.status, build.error = "error", "the build was given up"
+            build.status, build.error, build.digest, build.size = "error", "the build was given up", "", 0
             raise
+        except Exception:
+            log.exception("build %s of a template failed", build.id)
+            build.status, build.error, build.digest, build.size = "error", "the build failed inside the daemon", "", 0
         finally:
-            self._forget_builds(who.owner, template, MOST_BUILDS)
+            self._tasks.pop(build.id, None)  # over: its records can go
+            there = template.id in self._shelf(who).templates
+            self._forget_builds(who.owner, template, MOST_BUILDS if there else 0)
             await self._core.sandboxes.tasks.whole(self._save(self._shelf(who)))
 
     async def _try_program(self, who: Principal, template: Template, build: TemplateBuild) -> None:
@@ -351,11 +357,7 @@ class Templates(Part):
         return known.digest
 
     def _tag(self, template: Template, build: TemplateBuild, tags: Sequence[str]) -> None:
-        for tag in tags:
-            if not TAG.match(tag):
-                raise errors.InvalidArgument(f"{tag!r:.80} is no tag: 1 to 63 letters, digits, `_`, `.` or `-`")
-        if len({*template.tags, *tags}) > MOST_TAGS:
-            raise errors.Exhausted(f"a template has at most {MOST_TAGS} tags", hint="take some away")
+        _check_tags(template, tags)
         for tag in tags:
             template.tags[tag] = build.id
 
@@ -400,3 +402,12 @@ class Templates(Part):
 
 
 Resolve = Callable[[str], str | None]
+
+
+def _check_tags(template: Template, tags: Sequence[str]) -> None:
+    """Refuse tags that are none, or too many."""
+    for tag in tags:
+        if not TAG.match(tag):
+            raise errors.InvalidArgument(f"{tag!r:.80} is no tag: 1 to 63 letters, digits, `_`, `.` or `-`")
+    if len({*template.tags, *tags}) > MOST_TAGS:
+        raise errors.Exhausted(f"a template has at most {MOST_TAGS} tags", hint="take some away")

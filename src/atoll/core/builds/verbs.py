@@ -152,7 +152,14 @@ class Builds(Part):
 
                 def read() -> None:
                     for prefix, path in uploads:
-                        with open(path, "rb") as file:
+                        try:
+                            file = open(path, "rb")  # noqa: SIM115
+                        except FileNotFoundError:
+                            raise errors.NotFound(
+                                "files of this build are gone: they were uploaded anew meanwhile, or kept too long",
+                                hint="upload them again",
+                            ) from None
+                        with file:
                             context.read(file, prefix)
 
                 await self._core.workers.run(who.owner, read)

@@ -4,6 +4,7 @@ Whoever listens on that port is a stranger. Heads, plain answers and lines have 
 once, and what is held is charged to the sandbox and its owner.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,8 @@ from atoll.core.files.ports import Ports
 MAX_HEAD = 64 * 1024
 MAX_PLAIN = 1024 * 1024  # of an answer that is not a stream
 MAX_LINE = 16 * 1024 * 1024
+ANSWER_S = 200.0  # for a short answer; a new context starts a kernel
+EVENTS, LINES = 64, 256  # taken in a row, before other tasks have their turn
 
 
 class Answer:
@@ -29,8 +32,12 @@ class Answer:
 
     async def body(self) -> AsyncGenerator[bytes, None]:
         """Yield the body's bytes. OutcomeUnknown when it is cut."""
+        taken = 0
         while True:
             event = await _next(self._connection, self._received)
+            taken += 1
+            if taken % EVENTS == 0:
+                await asyncio.sleep(0)
             if isinstance(event, h11.Data):
                 yield bytes(event.data)
             elif isinstance(event, h11.EndOfMessage):
@@ -49,13 +56,16 @@ class Answer:
 
     async def lines(self, held: Lease) -> AsyncGenerator[bytes, None]:
         """Yield the body's lines, each charged to `held` while it is put together."""
-        line, charged = bytearray(), 0
+        line, charged, taken = bytearray(), 0, 0
         try:
             async for data in self.body():
                 at = 0
                 while (end := data.find(b"\n", at)) >= 0:
                     line += data[at:end]
                     at = end + 1
+                    taken += 1
+                    if taken % LINES == 0:
+                        await asyncio.sleep(0)
                     if line:
                         whole, line = bytes(line), bytearray()
                         yield whole
@@ -97,11 +107,17 @@ async def ask(
     ports: Ports, who: Principal, sandbox: str, port: int, method: str, target: str, body: bytes = b""
 ) -> bytes:
     """Ask for a short answer, and return it or raise what it says is wrong."""
-    async with request(ports, who, sandbox, port, method, target, body) as answer:
-        told = await answer.plain()
-        if answer.status >= 300:
-            raise refusal(answer.status, told)
-        return told
+    try:
+        async with (
+            asyncio.timeout(ANSWER_S),
+            request(ports, who, sandbox, port, method, target, body) as answer,
+        ):
+            told = await answer.plain()
+            if answer.status >= 300:
+                raise refusal(answer.status, told)
+            return told
+    except TimeoutError:
+        raise errors.Timeout(f"the interpreter did not answer within {ANSWER_S:g} s") from None
 
 
 def refusal(status: int, told: bytes) -> errors.AtollError:

@@ -39,6 +39,9 @@ class _Printed(Struct):
     text: str
 
 
+EACH = 256  # bytes that a shown value takes beside its line
+
+
 class _Counted(Struct):
     execution_count: int | None = None
 
@@ -136,7 +139,7 @@ class Interpreter(Part):
                             outcome.truncated = outcome.truncated or len(line) > room
                             if room <= 0 or (len(line) > room and kind not in PRINTED):
                                 continue  # of a value half is nothing
-                            size = min(len(line), room)
+                            size = min(len(line) + (EACH if kind == "result" else 0), room)
                             kept += size
                             held.grow(size)
                             if kind == "error":

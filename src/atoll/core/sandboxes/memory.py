@@ -103,7 +103,10 @@ class Checkpoints(Part):
         kept, body = await asyncio.to_thread(self._shelf.open, who.owner, check_name(name))
         spec = self._narrowed(body, request or RestoreCheckpoint())
         start = StartFrom(Memory(body["record"], self._shelf.key_of(who.owner)), body["image"])
-        return await self._start(who, spec, start, "restored", {"checkpoint": name, "of": kept["sandbox_id"]})
+        size = kept["size_bytes"]  # written once more, in clear, while the sandbox starts
+        self._sandboxes.space.check(size, "the memory of this checkpoint")
+        with self._sandboxes.accounts.lease(DISK, size, owner_account(who.owner)):
+            return await self._start(who, spec, start, "restored", {"checkpoint": name, "of": kept["sandbox_id"]})
 
     @verb("checkpoints.remove")
     async def remove(self, who: Principal, name: str) -> int:
@@ -165,12 +168,12 @@ class Checkpoints(Part):
         """Save the memory of a sandbox. Nobody stops, pauses or ends it meanwhile."""
         can, runtime = live.box.capabilities, live.box.facts.runtime
         can.check(runtime, memory=True)
-        if live.spec.mounts or live.spec.volumes or live.parent_id is not None or live.children:
-            raise errors.FailedPrecondition(
-                "a sandbox with mounts or a shared workspace cannot be saved: its files are not its own",
-                hint="save its files with a snapshot",
-            )
-        async with live.changing:
+        async with live.changing:  # a sub-agent is made under the same lock
+            if live.spec.mounts or live.spec.volumes or live.parent_id is not None or live.children:
+                raise errors.FailedPrecondition(
+                    "a sandbox with mounts or a shared workspace cannot be saved: its files are not its own",
+                    hint="save its files with a snapshot",
+                )
             if live.state != "running":
                 raise live.not_running()
             with live.use():

@@ -24,6 +24,7 @@ from atoll.core.access.approval_rules import check as check_rules
 from atoll.core.access.audited_verbs import Part, verb
 from atoll.core.access.principals import Principal
 from atoll.core.access.secrets import Vault
+from atoll.core.builds.label import LABEL
 from atoll.core.commands.history import History
 from atoll.core.policy import profiles
 from atoll.core.policy.images import WATCHER, Images, Step
@@ -107,6 +108,7 @@ class Sandboxes(Part, Lifecycle):
         self.keep_bytes = config.sandboxes.keep_disk_mb << 20
         self._making: dict[tuple[str, str], Making] = {}  # by owner and request id
         self._waking: dict[str, asyncio.Task[SandboxInfo]] = {}
+        self.volumes_mb: Callable[[str], int] = lambda owner: 0  # of an owner's volumes; set by those
         self.space = Space(home, config.storage.overcommit, backend.disk_used)
 
     # The verbs
@@ -184,6 +186,7 @@ class Sandboxes(Part, Lifecycle):
             return self._info(row)
         if row["state"] != "stopped":
             raise rows.unsuited(row)
+        _refuse_build_step(row)
         return await self.tasks.whole(self._start(who, row))
 
     @verb("pause")
@@ -300,6 +303,7 @@ class Sandboxes(Part, Lifecycle):
             with self.reach(who, ref).use() as client:
                 yield client
             return
+        _refuse_build_step(row)
         shut: SandboxRecord = {**row["record"], "policy": {"network": "none", "hosts": []}}
         closed: SandboxRow = {**row, "record": shut, "expires_at": None}
         self.store.update_sandbox(row["id"], state="stopping")  # if we die now, it is put to rest again
@@ -378,7 +382,12 @@ class Sandboxes(Part, Lifecycle):
             can.check(runtime, memory=True)
             box = replace(box, memory=start_from.memory)
         # From here to its record nothing waits: two at once cannot both take the last place, and who is over costs no spare.
-        quotas.reserve(who, plan.limits.to_json(), lambda: self.store.list_sandboxes(who.owner, LIVE, None))
+        quotas.reserve(
+            who,
+            plan.limits.to_json(),
+            lambda: self.store.list_sandboxes(who.owner, LIVE, None),
+            self.volumes_mb(who.owner),
+        )
         if spec.start:  # a warm one has an id already
             row["id"] = self.backend.reserve(box)
             box = replace(box, id=row["id"])
@@ -482,3 +491,9 @@ class Sandboxes(Part, Lifecycle):
 def _needs(live: Live, state: str) -> None:
     if live.state != state:
         raise errors.FailedPrecondition(f"the sandbox is {live.state}, not {state}")
+
+
+def _refuse_build_step(row: SandboxRow) -> None:
+    """A stopped step of an image build is not started: the host has its disk mounted and reads the layer from it."""
+    if LABEL in (row["spec"].get("labels") or {}):
+        raise errors.FailedPrecondition("this sandbox is a step of an image build, which ends by itself")

@@ -45,6 +45,7 @@ class Volumes(Part):
         self._kept: dict[str, _Kept] = {}
         self._changing = asyncio.Lock()
         core.sandboxes.boxes.volumes = self.mounts
+        core.sandboxes.volumes_mb = self._total_mb
 
     def start(self) -> None:
         """Take over the volumes of earlier daemons, with their promises and charges."""
@@ -74,7 +75,7 @@ class Volumes(Part):
                 raise errors.AlreadyExists(f"there is a volume {asked.name!r} already", hint="choose another name")
             if len(kept.volumes) >= MOST:
                 raise errors.Exhausted(f"{MOST} volumes of yours are kept already", hint="remove one first")
-            self._check_quota(who, kept, size_mb)
+            self._check_quota(who, size_mb)
             volume = VolumeInfo(id=new_id(), name=asked.name, size_mb=size_mb, created_at=time.time())
             self._core.sandboxes.space.check(size, f"a volume of {size_mb} MB")
             self._core.accounts.charge(DISK, size, owner(who.owner))
@@ -151,12 +152,17 @@ class Volumes(Part):
     def _shown(self, who: Principal, volume: VolumeInfo) -> VolumeInfo:
         return msgspec.structs.replace(volume, used_by=[*self._users(who, volume)])
 
-    def _check_quota(self, who: Principal, kept: _Kept, size_mb: int) -> None:
+    def _total_mb(self, owner: str) -> int:
+        """Return the size of all volumes of an owner."""
+        kept = self._kept.get(owner)
+        return sum(volume.size_mb for volume in kept.volumes.values()) if kept is not None else 0
+
+    def _check_quota(self, who: Principal, size_mb: int) -> None:
         """Refuse a volume that takes a key's disks over its quota."""
         most = who.quotas.get("disk_mb") if isinstance(who, KeyHolder) else None
         if most is None:
             return
-        used = sum(volume.size_mb for volume in kept.volumes.values())
+        used = self._total_mb(who.owner)
         for row in self._core.store.living():
             held = row["record"].get("limits", {}).get("disk_mb") if row["owner"] == who.owner else None
             used += int(held["value"]) if held is not None else 0

@@ -120,7 +120,10 @@ class CheckpointShelf:
                 file.write(secrets.token_bytes(_KEY))
                 file.flush()
                 os.fsync(file.fileno())
-        return self._key_file.read_bytes()
+        key = self._key_file.read_bytes()
+        if len(key) != _KEY:
+            raise Internal(f"{self._key_file} is not whole", hint="remove it; checkpoints made with it are lost")
+        return key
 
 
 def _bound(kept: Kept) -> bytes:

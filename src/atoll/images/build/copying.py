@@ -49,6 +49,9 @@ class Copy:
     inline: tuple[Node, ...] = ()  # here-documents: files of their own
 
 
+MAX_MATCHED = 200_000_000  # characters that the patterns of one step may compare
+
+
 class Copier:
     """Turns one COPY into entries: paths in the image, parents first."""
 
@@ -58,6 +61,7 @@ class Copier:
         self._image = image
         self._limits = limits
         self._made: set[str] = set()
+        self._matched = 0  # characters compared, at most, for the patterns so far
 
     def digest(self) -> str:
         """Return the digest of what is copied, without times. It decides whether a cached layer can serve."""
@@ -143,7 +147,11 @@ class Copier:
         if not parts:
             yield path
             return
+        width = len(parts[0])
         for name in self._source.names(path):
+            self._matched += len(name) * width * (width if "[" in parts[0] else 1)
+            if self._matched > MAX_MATCHED:
+                raise InvalidArgument("the patterns of this step take too long to match", hint="name a directory")
             full = f"{path}/{name}" if path else name
             node = self._source.node(full)
             if node is None or not match_name(parts[0], name):

@@ -71,17 +71,16 @@ def _fits(pattern: str, at: int, char: str) -> int:
     end = pattern.find("]", at + 2) if here == "[" else -1
     if end < 0:
         return 1 if here == char and here != "*" else 0
-    inner = pattern[at + 1 : end]
-    negated = inner[:1] in ("!", "^")
-    inner = inner[1:] if negated else inner
+    negated = pattern[at + 1] in "!^"
+    place = at + 2 if negated else at + 1
     found = False
-    while inner:
-        if len(inner) >= 3 and inner[1] == "-":
-            found |= inner[0] <= char <= inner[2]
-            inner = inner[3:]
+    while place < end and not found:
+        if end - place >= 3 and pattern[place + 1] == "-":
+            found = pattern[place] <= char <= pattern[place + 2]
+            place += 3
         else:
-            found |= inner[0] == char
-            inner = inner[1:]
+            found = pattern[place] == char
+            place += 1
     return end + 1 - at if found is not negated else 0
 
 

@@ -5,7 +5,9 @@ A runtime says how its sandbox is held still and how its state is written (`Loca
 
 import asyncio
 import ctypes
+import errno
 import os
+import stat
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, NotRequired, TypedDict, cast
@@ -111,6 +113,8 @@ async def _of_one_moment(box: "LocalBox", half: Path, *, end: bool) -> Secrets:
 
 def _keep_for_root(directory: Path) -> None:
     for path in (directory, *directory.iterdir()):
+        if path != directory and not stat.S_ISREG(path.lstat().st_mode):
+            raise OSError(errno.EPERM, f"the engine left something that is no plain file: {path.name}")
         os.chown(path, 0, 0, follow_symlinks=False)
         path.chmod(0o700 if path == directory else 0o600)
 
