@@ -24,10 +24,20 @@ ALL = sorted((method, PATHS[method, pattern], pattern) for method, pattern in RO
 IDS = [f"{method} {path}" for method, path, _ in ALL]
 
 OF_A_SANDBOX = "/v1/sandboxes/{ref}"
-OF_A_NAME = ("/v1/snapshots/{name}", "/v1/secrets/{name}", "/v1/approvals/{approval}")
+OF_A_NAME = (
+    "/v1/snapshots/{name}", "/v1/secrets/{name}", "/v1/approvals/{approval}", "/v1/checkpoints/{name}", "/v1/volumes/{name}",
+)  # fmt: skip
 SHARED = {"/v1/health", "/v1/openapi.json", "/v1/runtimes", "/v1/images", "/v1/images/detect", "/v1/images/inspect"}
-OWN_LISTS = {"/v1/sandboxes", "/v1/sessions", "/v1/snapshots", "/v1/secrets", "/v1/approvals", "/v1/audit"}
-OWN_MAKERS = {"/v1/sandboxes", "/v1/sessions", "/v1/run", "/v1/manifests"}  # what they make belongs to the caller
+OWN_LISTS = {
+    "/v1/sandboxes", "/v1/sessions", "/v1/snapshots", "/v1/secrets", "/v1/approvals", "/v1/audit", "/v1/checkpoints", "/v1/volumes",
+}  # fmt: skip
+OWN_MAKERS = {
+    "/v1/sandboxes",
+    "/v1/sessions",
+    "/v1/run",
+    "/v1/manifests",
+    "/v1/volumes",
+}  # what they make belongs to the caller
 OWN_CHECKS = {"/v1/audit/verify"}
 PLACES = ("path", "src", "dst", "target", "link")
 QUERY = {"path": "/workspace/x", "name": "host", "program": "sh", "of": "restrictive"}

@@ -20,7 +20,7 @@ RUNTIMES = {
 # Names that are known elsewhere, and what they would need.
 ELSEWHERE = {
     "kata": "kata needs Kata Containers behind a Kubernetes cluster; on one machine microvm is what comes next to it",
-    "firecracker": "firecracker needs Firecracker, which this version does not drive: microvm is by QEMU",
+    "firecracker": "firecracker needs Firecracker and KVM; this version does not drive it: microvm is by QEMU",
 }
 
 

@@ -204,6 +204,10 @@ def programs(machine: Machine) -> list[Check]:
         if not installed and (script := _setup_script(kind.installer)):
             row["fix"] = row["_run"] = script
             row.pop("_packages", None)
+        if not installed and not kind.automatic:  # only a person who wants it by name should install it
+            row["fix"] = kind.fix
+            row.pop("_run", None)
+            row.pop("_packages", None)
         checks.append(row)
     return checks
 

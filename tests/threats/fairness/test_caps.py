@@ -15,7 +15,7 @@ from atoll import accounts, config, errors, model
 from atoll.core.access import audited_verbs
 from atoll.core.access.principals import Principal, local
 from atoll.core.commands import history
-from atoll.core.store import sqlite
+from atoll.core.store import records
 
 ME = local(os.geteuid(), os.getegid())
 MIB = 1 << 20
@@ -75,7 +75,7 @@ async def test_audit_records_of_a_key_have_a_cap_for_a_day(monkeypatch: pytest.M
 
 async def test_ended_sandboxes_of_an_owner_are_forgotten_beyond_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest go, with what they left behind; those of others stay."""
-    monkeypatch.setattr(sqlite, "MAX_ENDED", 3)
+    monkeypatch.setattr(records, "MAX_ENDED", 3)
     other = Principal("key:other", 65534, 65534, "key")
     async with plain_core() as core:
         kept = await core.sandboxes.create(other, model.CreateSandbox(network=False))

@@ -420,9 +420,9 @@ class LocalBackend:
     # Runtimes
 
     async def runtimes(self) -> list[RuntimeStatus]:
-        """All of them, strongest first."""
+        """All of them, strongest first. One that `auto` never takes is told as far as it is known."""
         elsewhere = [RuntimeStatus(name, False, why) for name, why in registry.ELSEWHERE.items()]
-        return [*await asyncio.gather(*(self.probes.status(name) for name in self._runtimes)), *elsewhere]
+        return [*await asyncio.gather(*(self.probes.told(name) for name in self._runtimes)), *elsewhere]
 
     async def pick(self, runtime: str) -> str:
         """The strongest that works, for `auto`; a named one is never replaced by another."""

@@ -80,6 +80,28 @@ class Probes:
             why = "; ".join(f"{status.engine}: {status.why}" for status in tried)
             return replace(tried[0], why=why)  # the preferred one is what there is to mend
 
+    async def told(self, runtime: str) -> RuntimeStatus:
+        """The status for a list of runtimes: one that `auto` never takes is not started for that."""
+        kind = self._runtimes[runtime]
+        if kind.automatic:
+            return await self.status(runtime)
+        if self._locks[runtime].locked():
+            return _not_tried(kind, "it is being tried out")
+        for name in self._order[runtime]:
+            program = kind.find(name)
+            if program is not None and not self._is_known(kind, name, program):
+                return _not_tried(kind, "not tried yet: the first sandbox that asks for it by name does that")
+        return await self.status(runtime)
+
+    def _is_known(self, runtime: Runtime, name: str, program: str) -> bool:
+        """Whether an engine was tried out already, by this or an earlier daemon."""
+        probe, key = self._name(runtime, name), _key(program)
+        return (
+            probe in self._found
+            or self._remembered(runtime, name, probe, key) is not None
+            or _failed_before(runtime, name, key) is not None
+        )
+
     def _judged(self, runtime: Runtime, status: RuntimeStatus) -> RuntimeStatus:
         """Return what is known against this version; the operator may have it refused."""
         found = floor.judge(runtime.program(status.engine), status.version)
@@ -184,6 +206,10 @@ class Probes:
             if isinstance(value, dict):
                 return value
         return {}
+
+
+def _not_tried(runtime: Runtime, why: str) -> RuntimeStatus:
+    return RuntimeStatus(runtime.name, False, why, f"use --runtime {runtime.name}")
 
 
 def _failed_before(runtime: Runtime, name: str, key: str) -> RuntimeStatus | None:
