@@ -281,7 +281,9 @@ async def test_a_kernel_that_does_not_boot_is_found_out_once(home: Home, tmp_pat
     for tried in (True, False):
         backend = await home.open(runtime)
         backend.on_step = lambda box, step: steps.append(step)
-        (status,) = [one for one in await backend.runtimes() if one.name == "microvm"]
+        (listed,) = [one for one in await backend.runtimes() if one.name == "microvm"]
+        assert not listed.works and ("not tried yet" in listed.why) is tried and not steps
+        status = await backend.probes.status("microvm")
         assert not status.works and "the virtual machine ended" in status.why
         assert bool(steps) is tried
         steps.clear()
