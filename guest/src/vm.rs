@@ -24,7 +24,7 @@ const DISK: &str = "/disk";
 const GROUPS: &str = "/groups";
 const GROUP: &str = "/groups/sandbox";
 const SELF: &str = "/init";
-/// What is mounted on below the root, beside the kernel's own file systems.
+/// Mount points below the root, beside the kernel's own file systems.
 const PLACES: [&str; 3] = ["workspace", "tmp", ".atoll"];
 /// As a container has them: no disk, no memory, no console.
 const DEVICES: [(&str, u32, u32); 6] =

@@ -31,7 +31,7 @@ UNPREPARED = "this sandbox has no interpreter"
 
 
 class Standing:
-    """What is known of the server of one sandbox."""
+    """The state of one sandbox's server, as far as it is known."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

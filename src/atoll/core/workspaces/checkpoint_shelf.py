@@ -28,7 +28,7 @@ _KEY = 32
 
 
 class Kept(TypedDict):
-    """What is known of a checkpoint without its owner's key."""
+    """A checkpoint as it is known without its owner's key."""
 
     owner: str
     name: str

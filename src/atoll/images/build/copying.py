@@ -38,7 +38,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What is to be copied, everything expanded. Without `owner` files keep theirs (from an image) or become root's."""
+    """An order to copy, everything expanded. Without `owner` files keep theirs (from an image) or become root's."""
 
     sources: tuple[str, ...]
     target: str  # absolute or relative to `workdir`

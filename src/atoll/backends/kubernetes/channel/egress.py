@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Carrier(Protocol):
-    """Whoever gives a socket to the broker."""
+    """The party that gives a socket to the broker."""
 
     async def carry(self, sandbox: str) -> socket.socket: ...
 

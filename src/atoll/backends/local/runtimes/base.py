@@ -66,7 +66,7 @@ class Runtime:
         return binaries.system(self.program(engine))
 
     def lacking(self, engine: str) -> str:
-        """What is missing where `find` finds nothing."""
+        """Return what is missing where `find` finds nothing."""
         return "not installed"
 
     def keeps_failure(self, engine: str) -> bool:

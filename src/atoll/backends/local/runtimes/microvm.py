@@ -56,7 +56,7 @@ class Microvm(Runtime):
         return None if self.lacking(engine) else super().find(engine)
 
     def lacking(self, engine: str) -> str:
-        """What is not there that it needs; empty when nothing is missing."""
+        """Return the needed parts that are not there; empty when nothing is missing."""
         if standing().rootless:
             return "an ordinary user's daemon starts no virtual machines"
         if engine == KVM and not os.path.exists(KVM_DEVICE):
